@@ -1,0 +1,87 @@
+# Everything a person types. `make demo` shows the whole path on this machine, `make test` proves it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+
+.PHONY: help
+help: ## Show these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+# ---- the tools -------------------------------------------------------------------------------------------------
+
+$(VENV)/.runtime: requirements/runtime.txt pyproject.toml
+	@lab/venv requirements/runtime.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
+	@lab/venv requirements/dev.txt
+	@touch $@
+
+.PHONY: venv
+venv: $(VENV)/.runtime ## Make the virtual environment from pinned, hashed requirements
+
+.PHONY: lock
+lock: ## Resolve requirements/*.in again (for maintainers)
+	$(BIN)/python -m pip install --quiet uv
+	cd requirements && for f in runtime dev; do \
+	  ../$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
+	    --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' $$f.in -o $$f.txt; done
+
+# ---- the lab ---------------------------------------------------------------------------------------------------
+
+.PHONY: lab
+lab: $(VENV)/.runtime ## Build the lab and bring up one bare host
+	@lab/install
+	@lab/dockerd start
+	@lab/build
+	@lab/up
+
+.PHONY: demo
+demo: lab ## From a bare lab host to a proven endpoint, with the command to try it
+	@lab/demo
+
+.PHONY: demo-down
+demo-down: ## Remove everything the demo made (caches stay; `make clean` removes those)
+	@lab/down
+
+.PHONY: clean
+clean: demo-down ## Remove the lab's images and caches as well
+	@lab/clean
+
+# ---- the proof -------------------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
+	ruff check .
+	ruff format --check .
+	mypy
+	yamllint --strict .
+	ansible-lint --offline --strict
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock .ci/run
+
+.PHONY: unit
+unit: $(VENV)/.dev ## Unit tests
+	python -m pytest
+
+.PHONY: molecule
+molecule: $(VENV)/.dev ## The default scenario: bare host to proven endpoint, on a container with systemd
+	@lab/install
+	@lab/dockerd start
+	@lab/build
+	molecule test --scenario-name default
+
+.PHONY: test
+test: lint unit molecule ## All of it
+
+.PHONY: test-all
+test-all: test ## The same; larger scenarios will join here
+
+.PHONY: ci-clean
+ci-clean: 
+bench: $(VENV)/.dev ## Measure the times of demo, no-change run and start, and print a table
+	python benchmarks/measure.py

@@ -1,0 +1,121 @@
+#!/usr/bin/python
+# Licensed under the Apache License, Version 2.0.
+"""Ansible module: the lock file of an inventory. Runs on the controller, where the package is."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: serving_lock
+short_description: Resolve tags to digests and revisions to manifests, once
+description:
+  - Writes the variable C(serving_lock) to a file of the inventory. What is locked stays as it is unless I(refresh).
+  - A model is locked again when another revision is asked for.
+options:
+  path:
+    description: The lock file.
+    type: path
+    required: true
+  images:
+    description: Image references with a tag.
+    type: list
+    elements: str
+    default: []
+  models:
+    description: Models, a list of C(key), C(revision) and C(sources).
+    type: list
+    elements: dict
+    default: []
+  revisions:
+    description: Revision to serve, by model.
+    type: dict
+    default: {}
+  manifests:
+    description: Manifest file or URL, by model.
+    type: dict
+    default: {}
+  insecure_registries:
+    description: Registries that speak plain HTTP.
+    type: list
+    elements: str
+    default: []
+  refresh:
+    description: Resolve again what is already locked.
+    type: bool
+    default: false
+author: [metalserve]
+"""
+
+EXAMPLES = r"""
+- name: Lock an image
+  serving_lock:
+    path: inventories/prod/group_vars/all/lock.yml
+    images: ["vllm/vllm-openai:v0.33.0"]
+"""
+
+RETURN = r"""
+lock:
+  description: The whole lock, as written.
+  returned: success
+  type: dict
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.module_utils.basic import AnsibleModule
+
+from metalserve.errors import MetalserveError
+from metalserve.lock import lock_image, lock_model
+
+HEADER = "---\n# Written by playbooks/ops/lock.yml: exact bytes behind tags and revisions. Keep it in version control.\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    loaded = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    lock = (loaded or {}).get("serving_lock") or {}
+    return {"images": dict(lock.get("images") or {}), "models": dict(lock.get("models") or {})}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "images": {"type": "list", "elements": "str", "default": []},
+            "models": {"type": "list", "elements": "dict", "default": []},
+            "revisions": {"type": "dict", "default": {}},
+            "manifests": {"type": "dict", "default": {}},
+            "insecure_registries": {"type": "list", "elements": "str", "default": []},
+            "refresh": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    path = Path(wanted["path"])
+    try:
+        lock = read(path)
+        for reference in wanted["images"]:
+            if wanted["refresh"] or reference not in lock["images"]:
+                lock["images"][reference] = lock_image(reference, wanted["insecure_registries"])
+        for request in wanted["models"]:
+            key = request["key"]
+            revision = wanted["revisions"].get(key)
+            stale = revision is not None and lock["models"].get(key, {}).get("revision") != str(revision)
+            if wanted["refresh"] or stale or key not in lock["models"]:
+                lock["models"][key] = lock_model(
+                    request, None if revision is None else str(revision), wanted["manifests"].get(key)
+                )
+        text = HEADER + yaml.safe_dump({"serving_lock": lock}, sort_keys=True, allow_unicode=True, width=120)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text != before and not module.check_mode:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.new")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+    except (MetalserveError, OSError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=text != before, lock=lock, diff={"before": before, "after": text})
+
+
+if __name__ == "__main__":
+    main()

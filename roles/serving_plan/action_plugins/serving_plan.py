@@ -1,0 +1,49 @@
+"""Plans the deployments of a host on the controller: a refusal is one sentence, without a template's stack above it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from metalserve.deployments import Inputs, serving_releases
+from metalserve.errors import MetalserveError
+
+
+def plain(value: Any) -> Any:
+    """Ansible's tagged values as the plain ones under them."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, bool) or value is None:
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Sequence):
+        return [plain(item) for item in value]
+    raise TypeError(f"cannot use a {type(value).__name__} here")
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no types
+    """Never touches the host: its facts are an argument."""
+
+    _supports_check_mode = True
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Plan, and leave the releases as a fact."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        given = plain(self._task.args)
+        try:
+            inputs = Inputs(
+                models=given.get("models") or {},
+                engines=given.get("engines") or {},
+                lock=given.get("lock") or {},
+                weight_sources=given.get("weight_sources") or {},
+                models_dir=given["models_dir"],
+            )
+            releases = serving_releases(given.get("deployments") or [], given["facts"], inputs)
+        except MetalserveError as refusal:
+            return {**result, "failed": True, "msg": str(refusal)}
+        return {**result, "changed": False, "ansible_facts": {"serving_plan_releases": releases}}

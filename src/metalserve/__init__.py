@@ -1,0 +1,1 @@
+"""From bare-metal NVIDIA GPU hosts to a proven OpenAI-compatible endpoint."""

@@ -1,0 +1,369 @@
+"""From the inventory's deployments and one host's facts to its releases, or a refusal before anything changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from metalserve import catalogue
+from metalserve.engines.info import EngineInfo, engine_info, engine_names
+from metalserve.errors import Refusal
+from metalserve.planner import make_plan
+from metalserve.release import Release, build_release
+from metalserve.remote.weights import WeightsError, manifest_sha256
+
+DEFAULT_SOURCES = ("https://huggingface.co/{huggingface}/resolve/{revision}",)
+# What the unit mounts into the container, by the names of the engine's start command.
+CONTAINER_PATHS = {"config": "/release/engine.yaml", "model": "/models/${METALSERVE_MODEL_KEY}"}
+DEFAULTS: dict[str, Any] = {
+    "engine_version": None,
+    "image": None,
+    "served_names": [],
+    "bind_address": "0.0.0.0",  # noqa: S104 (engines serve the network; who may reach them is the firewall's matter)
+    "gpus": "all",
+    "context_length": None,
+    "max_sequences": None,
+    "max_batched_tokens": None,
+    "kv_cache_dtype": "auto",
+    "memory_share": None,
+    "kv_cache_memory_bytes": None,
+    "tensor_parallel_size": None,
+    "expert_parallel": False,
+    "speculative_tokens": 0,
+    "text_only": False,
+    "eager": False,
+    "engine_args": {},
+    "environment": {},
+}
+REQUIRED = ("name", "engine", "model", "port")
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the inventory says beside the deployments.
+
+    Attributes:
+        models: further catalogue entries (`serving_models`).
+        engines: {engine: {version, image}} that replace the catalogue's pins (`serving_engines`).
+        lock: {images: {reference: {digest, compressed_bytes}}, models: {key: {revision, files}}} (`serving_lock`).
+        weight_sources: {model: [base URL or directory]} with {revision}, {huggingface} and {modelscope} to fill in.
+        models_dir: where models live on the host.
+    """
+
+    models: Mapping[str, Any]
+    engines: Mapping[str, Any]
+    lock: Mapping[str, Any]
+    weight_sources: Mapping[str, Sequence[str]]
+    models_dir: str
+
+
+def normalize(deployments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Check the form of the deployments and fill in defaults; no host is looked at.
+
+    Raises:
+        Refusal: a missing, unknown or malformed field, or two deployments on one name, port or GPU.
+    """
+    checked = [_normalize_one(item) for item in deployments]
+    for field, what in (("name", "the name"), ("port", "port")):
+        owners: dict[Any, str] = {}
+        for item in checked:
+            if item[field] in owners:
+                other = owners[item[field]]
+                raise Refusal(
+                    found=f"the deployments {other} and {item['name']} both have {what} {item[field]}",
+                    needed=f"a {field} of its own for each deployment of a host",
+                    change=f"`{field}` of one of them in serving_deployments",
+                )
+            owners[item[field]] = item["name"]
+    return checked
+
+
+def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(item.get("name", "(unnamed)"))
+    known = (*REQUIRED, *DEFAULTS)
+    for field in item:
+        if field not in known:
+            close = get_close_matches(str(field), known, n=1)
+            raise Refusal(
+                found=f"the deployment {name} has the field '{field}'",
+                needed=f"one of {', '.join(known)}" + (f"; the nearest is '{close[0]}'" if close else ""),
+                change=f"the field in serving_deployments; flags of the engine go under engine_args of {name}",
+            )
+    missing = [field for field in REQUIRED if item.get(field) in (None, "")]
+    if missing:
+        raise Refusal(
+            found=f"the deployment {name} without {', '.join(missing)}",
+            needed=f"{', '.join(REQUIRED)} for each deployment",
+            change="serving_deployments",
+        )
+    if not _NAME.fullmatch(name):
+        raise Refusal(
+            found=f"a deployment called {name!r}",
+            needed="lower-case letters, digits and dashes, 40 at most: the name becomes a unit and a directory",
+            change="`name` in serving_deployments",
+        )
+    port = item["port"]
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise Refusal(
+            found=f"port {port!r} of the deployment {name}",
+            needed="a number from 1 to 65535",
+            change=f"`port` of {name} in serving_deployments",
+        )
+    if item["engine"] not in engine_names():
+        raise Refusal(
+            found=f"engine '{item['engine']}' of the deployment {name}",
+            needed=f"one of {', '.join(engine_names())}",
+            change=f"`engine` of {name} in serving_deployments",
+        )
+    filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
+    filled["served_names"] = list(filled["served_names"]) or [item["model"]]
+    return filled
+
+
+def check_gpus(deployments: Sequence[Mapping[str, Any]], gpu_count: int) -> None:
+    """Refuse two deployments on one GPU of a host, and a GPU that the host does not have.
+
+    Raises:
+        Refusal: naming the GPU and both deployments.
+    """
+    owner: dict[int, str] = {}
+    for item in deployments:
+        wanted = list(range(gpu_count)) if item["gpus"] == "all" else list(item["gpus"])
+        for index in wanted:
+            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < gpu_count:
+                raise Refusal(
+                    found=f"GPU {index!r} of the deployment {item['name']} on a host with {gpu_count} GPUs",
+                    needed=f"indexes from 0 to {gpu_count - 1}" if gpu_count else "no `gpus` on a host without GPUs",
+                    change=f"`gpus` of {item['name']} in serving_deployments",
+                )
+            if index in owner:
+                raise Refusal(
+                    found=f"the deployments {owner[index]} and {item['name']} both want GPU {index}",
+                    needed="each GPU in one deployment",
+                    change="`gpus` of both in serving_deployments, for example [0, 1, 2, 3] and [4, 5, 6, 7]",
+                )
+            owner[index] = item["name"]
+
+
+def check_ports(deployments: Sequence[Mapping[str, Any]], listening: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a port that somebody else listens on; the deployment's own engine may.
+
+    Raises:
+        Refusal: naming the port and who holds it.
+    """
+    for item in deployments:
+        for socket in listening:
+            address, own = str(socket["address"]), str(item["bind_address"])
+            overlaps = address == own or address in _ANY_ADDRESS or own in _ANY_ADDRESS
+            if socket["port"] != item["port"] or not overlaps or socket.get("deployment") == item["name"]:
+                continue
+            holder = f"process {socket.get('process') or 'unknown'} (pid {socket.get('pid') or 'unknown'})"
+            if socket.get("deployment"):
+                holder = f"the deployment {socket['deployment']}, {holder}"
+            raise Refusal(
+                found=f"port {item['port']} of the deployment {item['name']} is in use on {address} by {holder}",
+                needed="a free port",
+                change=f"`port` of {item['name']} in serving_deployments, or stop that process",
+            )
+
+
+def serving_releases(
+    deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], inputs: Inputs
+) -> list[dict[str, Any]]:
+    """The releases of one host, each with what staging, activation and the gate need, as plain types.
+
+    Args:
+        deployments: `serving_deployments` of the host.
+        facts: `ansible_facts['gpu_host']` of the host.
+        inputs: the rest of the inventory.
+
+    Returns:
+        One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
+        compressed_bytes}, model {key, revision, files, sources}, port, url, health_route, metrics_route,
+        served_names, thinking, plan.
+
+    Raises:
+        Refusal: for anything that would fail later, before anything has changed.
+    """
+    if not deployments:
+        raise Refusal(
+            found="a host in serving_hosts without deployments",
+            needed="at least one entry in serving_deployments",
+            change="serving_deployments of this host, or take it out of the group serving_hosts",
+        )
+    checked = normalize(deployments)
+    known_models = catalogue.models(inputs.models)
+    gpus = facts.get("gpus") or []
+    if gpus:
+        check_gpus(checked, len(gpus))
+    check_ports(checked, facts.get("listening") or [])
+    return [_one(item, facts, inputs, known_models) for item in checked]
+
+
+def engine_for(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> EngineInfo:
+    """The engine of a deployment: its own version and image, else the inventory's, else the catalogue's pins."""
+    pins = engines.get(deployment["engine"]) or {}
+    version = deployment.get("engine_version") or pins.get("version")
+    # The inventory's image belongs to the inventory's version.
+    image = deployment.get("image") or (pins.get("image") if version == pins.get("version") else None)
+    return engine_info(deployment["engine"], None if version is None else str(version), image)
+
+
+def _one(
+    item: Mapping[str, Any], facts: Mapping[str, Any], inputs: Inputs, known_models: Mapping[str, catalogue.Model]
+) -> dict[str, Any]:
+    engine = engine_for(item, inputs.engines)
+    model = known_models.get(item["model"]) or catalogue.model(item["model"], inputs.models)
+    locked_image = _locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
+    locked_model = _locked(inputs.lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
+    try:
+        manifest = manifest_sha256(locked_model["files"])
+    except WeightsError as error:
+        raise Refusal(
+            found=f"the lock of the model {model.key}: {error}",
+            needed="its manifest",
+            change="run playbooks/ops/lock.yml",
+        ) from error
+    plan = make_plan(model, facts, engine.engine, engine.version, item)
+    release: Release = build_release(
+        item,
+        engine,
+        engine.image,
+        locked_image.get("digest"),
+        {"key": model.key, **model.as_dict()},
+        str(locked_model["revision"]),
+        manifest,
+        plan.as_dict(),
+        (facts.get("driver") or {}).get("loaded"),
+        models_dir=inputs.models_dir,
+    )
+    host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
+    reasoning = model.parsers[engine.engine].reasoning
+    return {
+        "deployment": item["name"],
+        "engine": engine.engine,
+        "engine_version": engine.version,
+        "release_id": release.id,
+        "files": release.files(),
+        "command": [*engine.entrypoint, *(word.format_map(CONTAINER_PATHS) for word in engine.arguments)],
+        "image": {
+            "reference": engine.image,
+            "digest": locked_image["digest"],
+            "compressed_bytes": locked_image.get("compressed_bytes"),
+        },
+        "model": {
+            "key": model.key,
+            "revision": str(locked_model["revision"]),
+            "files": [dict(entry) for entry in locked_model["files"]],
+            "sources": weight_sources(model, str(locked_model["revision"]), inputs.weight_sources),
+        },
+        "port": item["port"],
+        "url": f"http://{host}:{item['port']}",
+        "health_route": engine.ready_route,
+        "metrics_route": engine.metrics_route,
+        "served_names": list(item["served_names"]),
+        "thinking": "absent" if reasoning is None else "off",
+        "plan": plan.as_dict(),
+    }
+
+
+def _locked(lock: Mapping[str, Any], kind: str, key: str, found: str, needed: str) -> Mapping[str, Any]:
+    entry = (lock.get(kind) or {}).get(key)
+    if not isinstance(entry, Mapping):
+        raise Refusal(
+            found=f"{found} locked for {key}",
+            needed=f"{needed}, so that every host runs the same bytes",
+            change="run `ansible-playbook playbooks/ops/lock.yml` with this inventory; it writes them down once",
+        )
+    return entry
+
+
+def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """The places of a model's files, with the names filled in; a place that needs an unknown name is left out.
+
+    Raises:
+        Refusal: no place is left.
+    """
+    names = {"revision": revision, "key": model.key, **model.repositories}
+    templates = sources.get(model.key) or sources.get("default") or DEFAULT_SOURCES
+    filled = [
+        template.format_map(names)
+        for template in templates
+        if all(value is not None for name, value in names.items() if "{" + name + "}" in template)
+    ]
+    if not filled:
+        raise Refusal(
+            found=f"no place to fetch {model.key} from",
+            needed="a repository in its catalogue entry, or a URL or directory",
+            change=f"serving_weight_sources.{model.key}",
+        )
+    return filled
+
+
+def gate_endpoints(releases: Sequence[Mapping[str, Any]], root: str) -> list[dict[str, Any]]:
+    """What the gate needs of each release; its result is kept beside the release under `root`."""
+    return [
+        {
+            "name": release["deployment"],
+            "url": release["url"],
+            "model": release["served_names"][0],
+            "served_names": list(release["served_names"][1:]),
+            "engine": release["engine"],
+            "thinking": release["thinking"],
+            "release_id": release["release_id"],
+            "result_path": f"{root}/{release['deployment']}/releases/{release['release_id']}/gate.json",
+        }
+        for release in releases
+    ]
+
+
+def plan_table(releases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The releases of a host as aligned lines for people."""
+    rows = [("deployment", "model", "engine", "GPUs", "TP", "context", "sequences", "KV tokens", "release")]
+    for release in releases:
+        plan = release["plan"]
+        rows.append(
+            (
+                release["deployment"],
+                release["model"]["key"],
+                f"{release['engine']} {release['engine_version']}",
+                ",".join(str(index) for index in plan["gpus_used"]) or "CPU",
+                str(plan["tensor_parallel_size"]),
+                str(plan["max_model_len"]),
+                str(plan["max_num_seqs"]),
+                str(plan["kv_cache_tokens"]),
+                release["release_id"],
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> dict[str, list[Any]]:
+    """The images and models that deployments need locked.
+
+    Returns:
+        {images: [reference], models: [{key, sources}]} without duplicates; `{revision}` stays in the sources.
+
+    Raises:
+        Refusal: as for `normalize`, or an unknown model.
+    """
+    images: list[str] = []
+    models: dict[str, dict[str, Any]] = {}
+    for item in (_normalize_one(deployment) for deployment in deployments):
+        reference = engine_for(item, inputs.engines).image
+        if reference not in images:
+            images.append(reference)
+        model = catalogue.model(item["model"], inputs.models)
+        models[model.key] = {
+            "key": model.key,
+            "revision": model.revision,
+            "sources": weight_sources(model, "{revision}", inputs.weight_sources),
+        }
+    return {"images": images, "models": list(models.values())}

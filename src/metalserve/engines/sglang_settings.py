@@ -1,0 +1,103 @@
+"""What a deployment and its plan mean in SGLang's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from metalserve.engines.catalogue_entry import parsers_of
+from metalserve.engines.flags import FlagTable
+from metalserve.errors import Refusal
+
+# vLLM's name of an 8-bit KV cache is no choice of SGLang's.
+_KV_CACHE_DTYPE = {"fp8": "fp8_e4m3"}
+
+
+def _served_name(deployment: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """The one name SGLang can serve; ``:`` separates a LoRA adapter there and is asserted against."""
+    names = list(deployment.get("served_names") or [model["key"]])
+    if len(names) > 1:
+        raise Refusal(
+            found=f"{len(names)} served names ({', '.join(names)}) with SGLang",
+            needed="one name; SGLang has no second one and does not check the name of a request",
+            change="served_names of the deployment, and let the gateway map further names",
+        )
+    if ":" in names[0]:
+        raise Refusal(
+            found=f"the served name '{names[0]}' with SGLang",
+            needed="a name without ':', which separates a LoRA adapter in requests",
+            change="served_names of the deployment",
+        )
+    return str(names[0])
+
+
+def _cpu_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
+    if plan["device"] != "cpu":
+        return {}
+    # The default CPU backend wants Intel AMX; torch_native runs everywhere, without the overlap scheduler.
+    return {"device": "cpu", "attention-backend": "torch_native", "disable-overlap-schedule": True}
+
+
+def _speculative_settings(draft_tokens: int) -> dict[str, Any]:
+    if not draft_tokens:
+        return {}
+    # One chain of drafts: every step drafts one token, and the verified token comes on top.
+    return {
+        "speculative-algorithm": "NEXTN",
+        "speculative-num-steps": draft_tokens,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": draft_tokens + 1,
+    }
+
+
+def sglang_settings(
+    deployment: Mapping[str, Any], model: Mapping[str, Any], plan: Mapping[str, Any], table: FlagTable
+) -> dict[str, Any]:
+    """Flags in SGLang's main spelling; every size comes from the plan.
+
+    Raises:
+        Refusal: several served names or one with ``:``; a KV cache fixed in bytes, which SGLang cannot do.
+
+    """
+    if plan.get("kv_cache_memory_bytes") is not None:
+        raise Refusal(
+            found=f"a KV cache fixed at {plan['kv_cache_memory_bytes']} bytes with SGLang {table.table_version}",
+            needed="a share of memory; SGLang caps its pool in tokens (max-total-tokens), not in bytes",
+            change="memory_share instead of kv_cache_memory_bytes, or engine_args.max-total-tokens",
+        )
+    settings: dict[str, Any] = {
+        "model-path": f"/models/{model['key']}",
+        "served-model-name": _served_name(deployment, model),
+        "host": deployment.get("bind_address") or "0.0.0.0",  # noqa: S104 (the documented default)
+        "port": deployment["port"],
+        "tp-size": plan["tensor_parallel_size"],
+    }
+    for flag, key in (("pp-size", "pipeline_parallel_size"), ("dp-size", "data_parallel_size")):
+        if plan.get(key, 1) > 1:
+            settings[flag] = plan[key]
+    if plan.get("expert_parallel"):
+        settings["ep-size"] = plan["tensor_parallel_size"]
+    settings["context-length"] = plan["max_model_len"]
+    settings["max-running-requests"] = plan["max_num_seqs"]
+    settings["chunked-prefill-size"] = plan["max_num_batched_tokens"]
+    settings["mem-fraction-static"] = plan["gpu_memory_utilization"]
+    settings["kv-cache-dtype"] = _KV_CACHE_DTYPE.get(plan["kv_cache_dtype"], plan["kv_cache_dtype"])
+    for flag, wanted in (
+        ("disable-radix-cache", plan.get("prefix_caching") is False),
+        ("disable-custom-all-reduce", plan.get("disable_custom_all_reduce")),
+        ("language-model-only", deployment.get("text_only")),
+    ):
+        if wanted:
+            settings[flag] = True
+    if plan.get("enforce_eager", deployment.get("eager")) or plan["device"] == "cpu":
+        settings["cuda-graph-backend-decode"] = "disabled"
+        settings["cuda-graph-backend-prefill"] = "disabled"
+    settings.update(_cpu_settings(plan))
+    settings.update(_speculative_settings(deployment.get("speculative_tokens") or 0))
+    tool, reasoning = parsers_of(model, "sglang")
+    if reasoning:
+        settings["reasoning-parser"] = reasoning
+    if tool:
+        settings["tool-call-parser"] = tool
+    settings["enable-metrics"] = True
+    return settings

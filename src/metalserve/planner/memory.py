@@ -1,0 +1,206 @@
+"""Memory of one CUDA GPU under vLLM: what is inside its budget, what is outside, and the share that is safe.
+
+Order of events in v1/worker/gpu_worker.py: a first look at free memory; weights; a profile run with T tokens and S
+rows; an estimate of the CUDA graphs. available = ceil(total x share) - weights - buffers - activation - non-torch -
+graphs. The numbers and their sources are in cuda_memory.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from metalserve.planner.shape import Shape
+from metalserve.planner.units import GIB, ceil_div
+from metalserve.planner.versions import VllmBehaviour
+from metalserve.planner.weights import Weights
+
+
+@dataclass(frozen=True)
+class Load:
+    """What decides the memory of one rank, weights aside."""
+
+    tensor_parallel_size: int
+    max_sequences: int
+    max_batched_tokens: int
+    eager: bool
+    vision: bool
+    draft_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Predicted bytes on one GPU. `outside_bytes` is what the driver, NCCL and the runner take beyond the budget."""
+
+    total_bytes: int
+    requested_bytes: int
+    weights_bytes: int
+    buffers_bytes: int
+    activation_bytes: int
+    non_torch_bytes: int
+    graphs_bytes: int
+    outside_bytes: int
+    unprofiled_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is left for the KV cache; below zero when the rest does not fit."""
+        return self.requested_bytes - (
+            self.weights_bytes + self.buffers_bytes + self.activation_bytes + self.non_torch_bytes + self.graphs_bytes
+        )
+
+
+@lru_cache(maxsize=1)
+def constants() -> dict[str, Any]:
+    """The measured numbers of cuda_memory.yaml."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = (Path(__file__).parent / "cuda_memory.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506
+    return loaded
+
+
+def runner(shape: Shape, release: VllmBehaviour) -> str:
+    """Model runner that this release uses for this model: v1 or v2."""
+    if release.v2_runner == "all" or (release.v2_runner == "attention" and not shape.hybrid):
+        return "v2"
+    return "v1"
+
+
+def buffers_bytes(shape: Shape, vision: bool) -> int:
+    """The rotary table in 16 bit, four 32-bit scales per attention layer, and the vision tower's rotary table.
+
+    Equal to the byte to the buffers of the started engines.
+    """
+    table = shape.rotary_positions * shape.rotary_dim * 2
+    scales = 16 * (shape.full_layers + shape.sliding_layers)
+    # Vision: 8192 positions of half a head.
+    tower = 8192 * (shape.vision.hidden // shape.vision.heads // 2) * 2 if vision and shape.vision else 0
+    return table + scales + tower
+
+
+def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
+    """Peak of the profile run above weights and buffers."""
+    numbers, tp = constants(), load.tensor_parallel_size
+    logits = load.max_sequences * shape.vocabulary
+    tokens = load.max_batched_tokens
+    vision = numbers["vision_tokens"] * shape.vision.output * 2 if load.vision and shape.vision else 0
+    experts = shape.experts
+    if runner(shape, release) == "v1":
+        width = (2 * experts.per_token + 1) * shape.hidden if experts else 3 * ceil_div(shape.intermediate, tp)
+        own = numbers["v1"]
+        return int(own["base_bytes"] + 2 * width * tokens + own["row_bytes"] * logits + vision)
+    own = numbers["v2"]
+    if experts:
+        width = 4 * shape.hidden + experts.per_token * (3 * ceil_div(experts.intermediate, tp) + shape.hidden)
+    else:
+        width = 2 * shape.hidden + 3 * ceil_div(shape.intermediate, tp)
+    row = own["row_bytes"]
+    if release.v2_graph_estimate:
+        row = own["row_bytes_newer"] + (own["row_bytes_newer_gathered"] if tp > 1 else 0)
+    return int(own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
+
+
+def captured_sizes(max_sequences: int, draft_tokens: int = 0, limit: int = 512) -> int:
+    """Number of batch sizes that are captured: 1, 2, 4, 8..248 by 8, then by 16 up to min(2 S (1 + D), 512)."""
+    largest = min(2 * max_sequences * (1 + draft_tokens), limit)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
+    return sum(size <= largest for size in sizes)
+
+
+def graph_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> tuple[int, int]:
+    """Bytes of the CUDA graphs (inside the budget, outside of it)."""
+    if load.eager:
+        return 0, 0
+    numbers = constants()["graphs"]
+    kind = runner(shape, release)
+    share = captured_sizes(load.max_sequences, load.draft_tokens) / numbers["captures"]
+    size = int(numbers[f"{kind}_bytes"] * share)
+    counted = release.graph_estimate if kind == "v1" else release.v2_graph_estimate
+    return (size, 0) if counted else (0, size)
+
+
+def gdn_scratch_bytes(shape: Shape, load: Load) -> int:
+    """Scratch of the first long Gated DeltaNet prefill, which the profile run does not see (Triton kernels).
+
+    vllm-project/vllm#52872; the sum of the temporaries of one chunk in fla/ops (all head sizes equal).
+    """
+    gdn = shape.gdn
+    if gdn is None:
+        return 0
+    keys = gdn.key_heads // load.tensor_parallel_size
+    values = gdn.value_heads // load.tensor_parallel_size
+    k, v = gdn.key_head_dim, gdn.value_head_dim
+    per_token = (
+        2 * (2 * keys * k + values * v)
+        + 4 * keys * k
+        + 2 * values * v
+        + 12 * values
+        + 128 * values
+        + 2 * values * k
+        + 4 * values * v
+    )
+    tokens = load.max_batched_tokens
+    return tokens * per_token + ceil_div(tokens, 64) * values * v * k * 2
+
+
+def outside_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
+    """Bytes that end up in use beyond the budget: context, communication, runner, graphs that are not counted."""
+    numbers, tp = constants(), load.tensor_parallel_size
+    context = next(size for ranks, size in numbers["context_bytes"].items() if ranks >= min(tp, 8))
+    residual = numbers["residual_bytes"][runner(shape, release)]
+    if tp > 1:
+        residual = max(residual, numbers["residual_bytes"]["tensor_parallel"])
+    return int(context + residual + graph_bytes(shape, release, load)[1])
+
+
+def safe_utilization(
+    shape: Shape, release: VllmBehaviour, load: Load, *, total_bytes: int, used_bytes: int = 0
+) -> float:
+    """The largest share of the GPU, in hundredths, whose first start does not run out of memory.
+
+    floor((total - used - outside - unprofiled - margin) / total), at most the cap.
+    """
+    numbers = constants()
+    room = (
+        total_bytes
+        - used_bytes
+        - outside_bytes(shape, release, load)
+        - gdn_scratch_bytes(shape, load)
+        - int(numbers["margin_bytes"])
+    )
+    large = total_bytes >= 80 * GIB and not load.vision
+    cap = float(numbers["utilization_cap_large"] if large else numbers["utilization_cap"])
+    # The engine's own default is the most that was ever meant to work without measuring.
+    cap = min(cap, release.default_utilization) if release.default_utilization < 0.92 else cap
+    return max(0.0, min(cap, math.floor(100 * room / total_bytes) / 100))
+
+
+def budget(
+    shape: Shape,
+    release: VllmBehaviour,
+    load: Load,
+    loaded: Weights,
+    *,
+    total_bytes: int,
+    utilization: float,
+) -> Budget:
+    """The predicted memory of one GPU for that share."""
+    numbers, tp = constants(), load.tensor_parallel_size
+    inside, _ = graph_bytes(shape, release, load)
+    return Budget(
+        total_bytes=total_bytes,
+        requested_bytes=math.ceil(total_bytes * utilization),
+        weights_bytes=loaded.total_bytes,
+        buffers_bytes=buffers_bytes(shape, load.vision),
+        activation_bytes=activation_bytes(shape, release, load),
+        non_torch_bytes=numbers["non_torch_bytes"][1 if tp == 1 else 2]
+        + (0 if load.eager else numbers["non_torch_graphs_bytes"]),
+        graphs_bytes=inside,
+        outside_bytes=outside_bytes(shape, release, load),
+        unprofiled_bytes=gdn_scratch_bytes(shape, load),
+    )

@@ -1,0 +1,107 @@
+"""Wait until an engine answers, or say at once that its unit has died and what it said last."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Runner = Callable[[Sequence[str]], str]
+_PROPERTIES = "ActiveState,SubState,InvocationID,NRestarts,Result,ExecMainStatus"
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What became of the wait: ready or not, after how many seconds, with the reason and the journal's last lines."""
+
+    ready: bool
+    seconds: float
+    message: str
+    journal: tuple[str, ...]
+
+
+def run_command(argv: Sequence[str]) -> str:
+    """Standard output of a command; empty when it fails or takes longer than 20 s."""
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False).stdout  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of the URL gives 200 within 5 s."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+def wait_until_ready(
+    unit: str,
+    url: str,
+    timeout_seconds: float,
+    *,
+    run: Runner = run_command,
+    probe: Callable[[str], bool] = answers,
+    journal_lines: int = 40,
+    pause_seconds: float = 1.0,
+) -> Readiness:
+    """Wait for the engine's readiness route while its unit lives.
+
+    Args:
+        unit: the systemd unit.
+        url: the readiness route; 200 means that the engine serves.
+        timeout_seconds: after this long a unit that still lives is given up.
+        run: runs a command and returns its output.
+        probe: asks the URL.
+        journal_lines: how much of the journal goes into the result when the wait fails.
+        pause_seconds: between two looks.
+    """
+    start = time.monotonic()
+    first: Mapping[str, str] = {}
+    while True:
+        # The unit first: an answer on the port may come from somebody else after the engine died.
+        state = _state(unit, run)
+        first = first or state
+        seconds = time.monotonic() - start
+        died = _why_dead(state, first)
+        if died:
+            return _failed(unit, seconds, f"{unit} died: {died}", state, run, journal_lines)
+        if probe(url):
+            return Readiness(True, seconds, f"{unit} answers after {seconds:.0f} s", ())
+        if seconds > timeout_seconds:
+            text = f"{unit} lives but {url} does not answer after {seconds:.0f} s"
+            return _failed(unit, seconds, text, state, run, journal_lines)
+        time.sleep(pause_seconds)
+
+
+def _state(unit: str, run: Runner) -> dict[str, str]:
+    lines = run(["systemctl", "show", unit, f"--property={_PROPERTIES}"]).splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def _why_dead(state: Mapping[str, str], first: Mapping[str, str]) -> str:
+    """Why the unit counts as dead, or an empty text.
+
+    A unit that systemd starts again is dead too: the engine that was being waited for is gone.
+    """
+    result = f"result {state.get('Result', 'unknown')}, exit status {state.get('ExecMainStatus', 'unknown')}"
+    if not state:
+        return "systemd does not know it"
+    if state.get("ActiveState") in ("failed", "inactive"):
+        return result
+    if state.get("SubState") == "auto-restart":
+        return f"{result}, systemd is about to start it again"
+    restarted = state.get("InvocationID") != first.get("InvocationID") or state.get("NRestarts") != first.get("NRestarts")
+    return f"systemd has started it again ({result})" if restarted else ""
+
+
+def _failed(
+    unit: str, seconds: float, message: str, state: Mapping[str, str], run: Runner, journal_lines: int
+) -> Readiness:
+    text = run(["journalctl", "--unit", unit, "--lines", str(journal_lines), "--output", "cat", "--no-pager"])
+    return Readiness(False, seconds, message, tuple(text.splitlines()))

@@ -1,0 +1,223 @@
+"""Weights to the byte, and the predicted KV memory against the started engines."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from planner_examples import H200, SHAPES, TINY
+
+from metalserve import catalogue
+from metalserve.errors import Refusal
+from metalserve.planner import make_plan
+from metalserve.planner.memory import (
+    Load,
+    activation_bytes,
+    budget,
+    buffers_bytes,
+    captured_sizes,
+    gdn_scratch_bytes,
+    outside_bytes,
+    runner,
+    safe_utilization,
+)
+from metalserve.planner.safetensors import stored_bytes
+from metalserve.planner.shape import read_shape
+from metalserve.planner.versions import behaviour
+from metalserve.planner.weights import bits_per_weight, parameters, pipeline_layers, weights
+
+GIB = 1 << 30
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "planner.md"
+KV_TOLERANCE = 0.001  # 0.1 %
+
+
+def shape_of(name):
+    return read_shape(SHAPES.get(name) or catalogue.model(name).shape)
+
+
+def load_of(run, shape):
+    return Load(
+        tensor_parallel_size=run["tensor_parallel_size"],
+        max_sequences=run["max_num_seqs"],
+        max_batched_tokens=run["max_num_batched_tokens"],
+        eager=run["eager"],
+        vision=shape.vision is not None and not run["text_only"],
+    )
+
+
+@pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
+def test_parameters_and_buffers_to_the_byte(run):
+    shape = shape_of(run["model"])
+    tp = run["tensor_parallel_size"]
+    vision = 0 if run["text_only"] or shape.vision is None else 446571248
+    assert parameters(shape, tp) + vision == run["parameters"]
+    assert buffers_bytes(shape, vision=vision > 0) == run["buffer_bytes"]
+    loaded = weights(shape, tensor_parallel_size=tp, text_only=run["text_only"])
+    if not shape.mla:
+        # 16-bit copies of the latent's up-projection are not parameters.
+        assert loaded.total_bytes == pytest.approx(run["parameter_bytes"], abs=1024)
+
+
+@pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
+def test_available_memory_within_a_thousandth(run):
+    shape, release = shape_of(run["model"]), behaviour(H200["vllm"])
+    load = load_of(run, shape)
+    assert runner(shape, release) == run["runner"]
+    loaded = weights(shape, tensor_parallel_size=run["tensor_parallel_size"], text_only=run["text_only"])
+    found = budget(
+        shape, release, load, loaded, total_bytes=run["usable_bytes"], utilization=run["gpu_memory_utilization"]
+    )
+    assert found.requested_bytes == run["requested_bytes"]
+    assert found.kv_bytes == pytest.approx(run["available_kv_bytes"], rel=KV_TOLERANCE)
+    assert found.activation_bytes == pytest.approx(run["peak_activation_bytes"], rel=0.005)
+
+
+@pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
+def test_the_table_in_the_documentation_is_this_one(run):
+    shape = shape_of(run["model"])
+    loaded = weights(shape, tensor_parallel_size=run["tensor_parallel_size"], text_only=run["text_only"])
+    load, release = load_of(run, shape), behaviour(H200["vllm"])
+    share, measured = run["gpu_memory_utilization"], run["available_kv_bytes"]
+    found = budget(shape, release, load, loaded, total_bytes=run["usable_bytes"], utilization=share).kv_bytes
+    row = f"| {run['name']} | {measured / GIB:.2f} | {found / GIB:.2f} | {100 * (found / measured - 1):+.2f} % |"
+    assert row in DOCUMENTATION.read_text()
+
+
+@pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
+def test_memory_in_use_after_the_start_stays_below_the_prediction(run):
+    shape, release = shape_of(run["model"]), behaviour(H200["vllm"])
+    outside = outside_bytes(shape, release, load_of(run, shape))
+    assert run["used_after_start_bytes"] <= run["requested_bytes"] + outside
+    assert run["used_after_start_bytes"] >= run["requested_bytes"] + outside - GIB
+
+
+@pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
+def test_safe_share_leaves_room_for_what_was_seen(run):
+    shape, release = shape_of(run["model"]), behaviour(H200["vllm"])
+    share = safe_utilization(shape, release, load_of(run, shape), total_bytes=run["usable_bytes"])
+    overshoot = run["used_after_start_bytes"] - run["requested_bytes"]
+    assert 0.90 <= share <= 0.95
+    assert share * run["usable_bytes"] + overshoot < run["usable_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("qwen3.6-35b-a3b", (65.39, 32.72, 16.39)),
+        ("qwen3.6-35b-a3b-fp8", (34.09, 17.07, 8.56)),
+    ],
+)
+def test_weights_on_one_two_and_four_gpus(model, sizes):
+    for tp, size in zip((1, 2, 4), sizes, strict=True):
+        assert weights(shape_of(model), tensor_parallel_size=tp).total_bytes / GIB == pytest.approx(size, abs=0.005)
+
+
+def test_the_checkpoint_with_its_draft_layer():
+    loaded = weights(shape_of("qwen3.6-35b-a3b"), draft=True)
+    # The checkpoint has 71 903 645 408 bytes; the engine keeps 960 values of the decay in 32 instead of 16 bit.
+    assert loaded.total_bytes == 71_903_645_408 + 2 * 960
+    assert loaded.vision_bytes == 2 * 446_571_248
+    assert loaded.draft_bytes == 2 * 844_640_768
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8.002),
+        ({"quant_method": "fp8"}, 8.0),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 4.156),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, 4.125),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}, 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}}},
+            },
+            8.0,
+        ),
+    ],
+)
+def test_bits_of_a_quantised_weight(config, bits):
+    shape = read_shape({**TINY, "quantization_config": config})
+    assert bits_per_weight(shape, "mlp.experts") == pytest.approx(bits, abs=0.001)
+
+
+def test_mxfp4_converts_the_experts_only():
+    shape = shape_of("gpt-oss-20b")
+    assert bits_per_weight(shape, "mlp.experts") == 4.25
+    assert bits_per_weight(shape, "self_attn.q_proj") == 16
+
+
+def test_modules_named_by_the_checkpoint_stay_at_16_bit():
+    shape = shape_of("qwen3.6-35b-a3b-fp8")
+    assert bits_per_weight(shape, "lm_head") == 16
+    assert bits_per_weight(shape, "mlp.experts") == pytest.approx(8.002, abs=0.001)
+    assert bits_per_weight(shape, "mlp.experts", fp8_marlin=True) == 8.125
+
+
+def test_mixed_precision_takes_the_group_of_each_module():
+    shape = shape_of("qwen3.6-35b-a3b-nvfp4")
+    assert bits_per_weight(shape, "mlp.experts") == 4.5
+    assert bits_per_weight(shape, "self_attn.q_proj") == 8
+    assert bits_per_weight(shape, "lm_head") == 4.5
+
+
+def test_expert_parallel_keeps_whole_experts():
+    shape = shape_of("qwen3.6-35b-a3b")
+    split = weights(shape, tensor_parallel_size=4)
+    whole = weights(shape, tensor_parallel_size=4, expert_parallel=True)
+    assert whole.total_bytes == split.total_bytes
+    replicas = weights(shape, tensor_parallel_size=4, data_parallel_size=2, expert_parallel=True)
+    assert replicas.total_bytes < whole.total_bytes
+
+
+def test_pipeline_remainder_goes_to_the_second_last_stage():
+    assert pipeline_layers(61, 4) == (15, 15, 16, 15)
+    assert pipeline_layers(40, 2) == (20, 20)
+
+
+def test_captured_sizes_of_the_started_engine():
+    # n_capture 51 in every graph run, with 1024 sequences and a limit of 512.
+    assert captured_sizes(1024) == captured_sizes(256) == 51
+    assert captured_sizes(64) == 19
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(2048, 0.15), (4096, 0.30), (8192, 0.60), (16384, 1.19)])
+def test_scratch_of_the_first_long_prefill(tokens, size):
+    load = Load(1, 256, tokens, eager=False, vision=False)
+    assert gdn_scratch_bytes(shape_of("qwen3.6-35b-a3b"), load) / GIB == pytest.approx(size, abs=0.005)
+
+
+def test_activation_of_a_27b_follows_the_public_table():
+    # vllm-project/vllm#52872: 27B on a 5090, batches of 2048 to 8192 tokens: 2.21, 2.32, 2.42, 2.84 GiB.
+    shape, release = shape_of("qwen3.5-27b"), behaviour("0.24")
+    for tokens, size in ((2048, 2.21), (3072, 2.32), (4096, 2.42), (8192, 2.84)):
+        found = activation_bytes(shape, release, Load(1, 256, tokens, eager=False, vision=True)) / GIB
+        assert found == pytest.approx(size, rel=0.25)
+
+
+def write_safetensors(path, tensors):
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, size in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(offset))
+
+
+def test_a_directory_is_weighed_by_its_own_headers(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    write_safetensors(tmp_path / "a.safetensors", {"model.embed_tokens.weight": 1000, "mtp.fc.weight": 70})
+    write_safetensors(tmp_path / "b.safetensors", {"model.visual.patch_embed.weight": 200, "lm_head.weight": 3000})
+    found = stored_bytes(tmp_path)
+    assert (found.text, found.vision, found.draft) == (4000, 200, 70)
+    plan = make_plan(str(tmp_path), catalogue.host_from_shape("cpu-24GiB"), wishes={"text_only": True})
+    assert plan.predicted_bytes.weights == 4000
+
+
+def test_a_damaged_header_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "a.safetensors").write_bytes(b"\xff" * 16)
+    with pytest.raises(Refusal, match="has no readable header"):
+        make_plan(str(tmp_path), catalogue.host_from_shape("cpu-24GiB"))
