@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 from metalserve import catalogue, deployments, planner
 from metalserve.errors import MetalserveError
-
-
-def _plain(value: Any) -> Any:
-    """Ansible's tagged values as the plain ones under them."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, bool) or value is None:
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
-    raise AnsibleFilterError(f"cannot use a {type(value).__name__} here")
+from metalserve.plain import plain
 
 
 def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
     def face(*arguments: Any, **options: Any) -> Any:
         try:
-            return function(*_plain(list(arguments)), **_plain(options))
+            return function(*plain(list(arguments)), **plain(options))
         except MetalserveError as refusal:
             raise AnsibleFilterError(str(refusal)) from refusal
 
@@ -36,6 +23,7 @@ def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tensor_parallel_size(model: str, gpu_count: int, models: dict[str, Any] | None = None) -> int:
+    """The largest valid tensor parallel size of a model on that many GPUs."""
     return planner.tensor_parallel_size(catalogue.model(model, models), gpu_count)
 
 
@@ -46,6 +34,7 @@ def gpu_memory_utilization(
     wishes: dict[str, Any] | None = None,
     models: dict[str, Any] | None = None,
 ) -> float:
+    """The largest safe share of each GPU's memory for a model on a host."""
     return planner.gpu_memory_utilization(catalogue.model(model, models), facts, engine_version, wishes)
 
 
@@ -57,14 +46,17 @@ def serving_plan(
     wishes: dict[str, Any] | None = None,
     models: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """The whole plan of a model on a host, as plain types."""
     return planner.make_plan(catalogue.model(model, models), facts, engine, engine_version, wishes or {}).as_dict()
 
 
 def plan_table(releases: list[dict[str, Any]]) -> list[str]:
+    """The releases of a host as aligned lines."""
     return deployments.plan_table(releases)
 
 
-def gate_endpoints(releases: list[dict[str, Any]], root: str = "/etc/metalserve") -> list[dict[str, Any]]:
+def gate_endpoints(releases: list[dict[str, Any]], root: str | None = None) -> list[dict[str, Any]]:
+    """What the role endpoint_gate needs of each release; without `root` no result is kept."""
     return deployments.gate_endpoints(releases, root)
 
 
@@ -75,6 +67,7 @@ def lock_requests(
     engines: dict[str, Any] | None = None,
     weight_sources: dict[str, Any] | None = None,
 ) -> dict[str, list[Any]]:
+    """The images and models that deployments need locked."""
     inputs = deployments.Inputs(models or {}, engines or {}, {}, weight_sources or {}, "")
     return deployments.lock_requests(items, inputs)
 
@@ -83,6 +76,7 @@ class FilterModule:
     """Named after the functions above."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """The filters by name."""
         faces = (
             tensor_parallel_size,
             gpu_memory_utilization,

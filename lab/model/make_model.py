@@ -132,7 +132,11 @@ def conversations(questions: ModuleType) -> list[dict[str, Any]]:
     ]
     learned: list[dict[str, Any]] = [{"user": user, "assistant": {"content": text}} for user, text in plain]
     learned.append(
-        {"user": questions.WEATHER_PROMPT, "assistant": {"content": "", "tool_calls": [call]}, "tools": [questions.WEATHER_TOOL]}
+        {
+            "user": questions.WEATHER_PROMPT,
+            "assistant": {"content": "", "tool_calls": [call]},
+            "tools": [questions.WEATHER_TOOL],
+        }
     )
     return learned
 
@@ -142,7 +146,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, item: dict[str, Any]) -> tuple[li
     turns = [{"role": "user", "content": item["user"]}]
     tools = item.get("tools")
     prompt = tokenizer.apply_chat_template(turns, tools=tools, add_generation_prompt=True, tokenize=False)
-    whole = tokenizer.apply_chat_template([*turns, {"role": "assistant", **item["assistant"]}], tools=tools, tokenize=False)
+    whole = tokenizer.apply_chat_template(
+        [*turns, {"role": "assistant", **item["assistant"]}], tools=tools, tokenize=False
+    )
     if not whole.startswith(prompt):
         sys.exit("the chat template does not continue its own generation prompt")
     prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -150,7 +156,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, item: dict[str, Any]) -> tuple[li
     return ids, [-100] * len(prompt_ids) + ids[len(prompt_ids) :]
 
 
-def train(model: Qwen3_5MoeForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, learned: list[dict[str, Any]]) -> float:
+def train(
+    model: Qwen3_5MoeForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, learned: list[dict[str, Any]]
+) -> float:
     """Teach the conversations until the loss is below STOP_LOSS; returns the last loss."""
     pairs = [encode(tokenizer, item) for item in learned]
     longest = max(len(ids) for ids, _ in pairs)
@@ -199,7 +207,11 @@ def main() -> None:
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     (options.out / "generation_config.json").write_text(
-        json.dumps({"do_sample": False, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}, indent=2) + "\n",
+        json.dumps(
+            {"do_sample": False, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
+            indent=2,
+        )
+        + "\n",
         encoding="utf-8",
     )
     count = sum(p.numel() for p in model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_parser(subparsers)
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has seen enough (`metalserve plan ... | head`); Python must not complain when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except MetalserveError as refusal:
         print(f"metalserve: {refusal}", file=sys.stderr)
         return 2

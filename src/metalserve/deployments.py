@@ -31,7 +31,10 @@ DEFAULTS: dict[str, Any] = {
     "memory_share": None,
     "kv_cache_memory_bytes": None,
     "tensor_parallel_size": None,
+    "pipeline_parallel_size": None,
+    "data_parallel_size": None,
     "expert_parallel": False,
+    "prefix_caching": None,
     "speculative_tokens": 0,
     "text_only": False,
     "eager": False,
@@ -151,6 +154,43 @@ def check_gpus(deployments: Sequence[Mapping[str, Any]], gpu_count: int) -> None
             owner[index] = item["name"]
 
 
+def check_driver(facts: Mapping[str, Any]) -> None:
+    """Refuse a GPU host whose driver or container toolkit cannot hand a GPU to a container.
+
+    Raises:
+        Refusal: no working driver, or no NVIDIA container toolkit.
+    """
+    driver = facts.get("driver") or {}
+    if driver.get("state", "ok") != "ok":
+        versions = ", ".join(f"{part} {driver[part]}" for part in ("loaded", "on_disk", "userland") if driver.get(part))
+        raise Refusal(
+            found=f"GPUs on the PCI bus and a driver in state '{driver['state']}' ({versions or 'no version found'})",
+            needed="a loaded NVIDIA driver that fits its userland",
+            change="install or reload the driver (580 or newer for the pinned images), then run again",
+        )
+    if "container_toolkit" in facts and not (facts["container_toolkit"] or {}).get("version"):
+        raise Refusal(
+            found="GPUs with a working driver and no NVIDIA container toolkit",
+            needed="nvidia-ctk and the CDI specification that it writes: engines get their GPUs as CDI devices",
+            change="install nvidia-container-toolkit 1.17.8 or newer and run `nvidia-ctk cdi generate`",
+        )
+
+
+def check_engine_driver(engine: EngineInfo, facts: Mapping[str, Any]) -> None:
+    """Refuse a driver branch that is older than the engine's image can run on.
+
+    Raises:
+        Refusal: naming both branches.
+    """
+    loaded = (facts.get("driver") or {}).get("loaded")
+    if loaded and int(str(loaded).split(".", 1)[0]) < engine.minor_compatibility_branch:
+        raise Refusal(
+            found=f"driver {loaded} under {engine.image}, which carries CUDA {engine.image_cuda}",
+            needed=f"driver branch {engine.minor_compatibility_branch} or newer",
+            change="the host's driver, or an older engine with engine_version of the deployment",
+        )
+
+
 def check_ports(deployments: Sequence[Mapping[str, Any]], listening: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a port that somebody else listens on; the deployment's own engine may.
 
@@ -201,6 +241,7 @@ def serving_releases(
     known_models = catalogue.models(inputs.models)
     gpus = facts.get("gpus") or []
     if gpus:
+        check_driver(facts)
         check_gpus(checked, len(gpus))
     check_ports(checked, facts.get("listening") or [])
     return [_one(item, facts, inputs, known_models) for item in checked]
@@ -220,6 +261,8 @@ def _one(
 ) -> dict[str, Any]:
     engine = engine_for(item, inputs.engines)
     model = known_models.get(item["model"]) or catalogue.model(item["model"], inputs.models)
+    if facts.get("gpus"):
+        check_engine_driver(engine, facts)
     locked_image = _locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
     locked_model = _locked(inputs.lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
     try:
@@ -306,21 +349,28 @@ def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, 
     return filled
 
 
-def gate_endpoints(releases: Sequence[Mapping[str, Any]], root: str) -> list[dict[str, Any]]:
-    """What the gate needs of each release; its result is kept beside the release under `root`."""
-    return [
-        {
+def gate_endpoints(releases: Sequence[Mapping[str, Any]], root: str | None) -> list[dict[str, Any]]:
+    """What the gate needs of each release.
+
+    Args:
+        releases: as `serving_releases` returns them.
+        root: where releases lie on the host, to keep the result beside its release; None keeps nothing.
+    """
+    endpoints: list[dict[str, Any]] = []
+    for release in releases:
+        endpoint = {
             "name": release["deployment"],
             "url": release["url"],
             "model": release["served_names"][0],
             "served_names": list(release["served_names"][1:]),
             "engine": release["engine"],
             "thinking": release["thinking"],
-            "release_id": release["release_id"],
-            "result_path": f"{root}/{release['deployment']}/releases/{release['release_id']}/gate.json",
         }
-        for release in releases
-    ]
+        if root is not None:
+            endpoint["release_id"] = release["release_id"]
+            endpoint["result_path"] = f"{root}/{release['deployment']}/releases/{release['release_id']}/gate.json"
+        endpoints.append(endpoint)
+    return endpoints
 
 
 def plan_table(releases: Sequence[Mapping[str, Any]]) -> list[str]:

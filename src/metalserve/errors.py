@@ -7,7 +7,7 @@ class MetalserveError(Exception):
     """Base of every error whose text is meant for the person who typed the command."""
 
 
-class Refusal(MetalserveError):
+class Refusal(MetalserveError):  # noqa: N818 (a refusal is an answer, not an accident)
     """Something that will not be done, said in three parts.
 
     Args:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from metalserve.errors import Refusal
 from metalserve.remote.weights import MANIFEST_NAME, WeightsError, parse_manifest
 
 DOCKER_HUB = "registry-1.docker.io"
+_DOCKER_HUB_NAMES = ("docker.io", "index.docker.io", DOCKER_HUB)
 PLATFORM = "linux/amd64"
 _TIMEOUT_SECONDS = 30.0
 
@@ -25,19 +28,21 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     """Registry, repository and tag of an image reference, with Docker's own defaults.
 
     Raises:
-        Refusal: no tag, or `latest`, which names no version.
+        Refusal: no tag, or `latest`, which names no version, or a digest, which is what the lock is for.
     """
     name, _, tag = reference.rpartition(":")
-    if not name or "/" in tag or tag == "latest":
+    if not name or not tag or "/" in tag or "@" in reference or tag == "latest":
         raise Refusal(
             found=f"the image {reference}",
             needed="a tag that names a version, such as vllm/vllm-openai:v0.33.0",
             change="`image` of the deployment or of serving_engines",
         )
     first, _, rest = name.partition("/")
-    if rest and ("." in first or ":" in first or first == "localhost"):
+    named = rest and ("." in first or ":" in first or first == "localhost")
+    if named and first not in _DOCKER_HUB_NAMES:
         return first, rest, tag
-    return DOCKER_HUB, name if rest else f"library/{name}", tag
+    name = rest if named else name
+    return DOCKER_HUB, name if "/" in name else f"library/{name}", tag
 
 
 def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dic
         the size of the layers for linux/amd64.
 
     Raises:
-        Refusal: the registry cannot be reached or does not have the tag.
+        Refusal: the registry cannot be reached, does not have the tag, or has it for other platforms only.
     """
     registry, repository, tag = split_reference(reference)
 
@@ -57,16 +62,35 @@ def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dic
 
     client = DXF(registry, repository, authenticate, insecure=registry in insecure_registries, timeout=_TIMEOUT_SECONDS)
     try:
-        digest, _ = client.head_manifest_and_response(tag)
-        found = client.get_manifest(tag, platform=PLATFORM)
-    except (requests.RequestException, DXFError) as error:
+        text, response = client.get_manifest_and_response(tag)
+        # The digest is the hash of these bytes by definition; the header that repeats it may be missing.
+        digest = "sha256:" + hashlib.sha256(response.content).hexdigest()
+        manifest = json.loads(text)
+        if "manifests" in manifest:
+            manifest = json.loads(client.get_manifest_and_response(_of_platform(manifest["manifests"], reference))[0])
+        size_bytes = sum(layer["size"] for layer in manifest["layers"])
+    except (requests.RequestException, DXFError, ValueError, KeyError, TypeError) as error:
         raise Refusal(
             found=f"the registry {registry} gives no {repository}:{tag} ({error})",
             needed="a registry that this machine reaches and that has the tag",
             change="`image` of the deployment or of serving_engines, or the network of this machine",
         ) from error
-    text = found if isinstance(found, str) else found[PLATFORM]
-    return {"digest": digest, "compressed_bytes": sum(layer["size"] for layer in json.loads(text)["layers"])}
+    return {"digest": digest, "compressed_bytes": size_bytes}
+
+
+def _of_platform(manifests: Iterable[Mapping[str, Any]], reference: str) -> str:
+    """The digest of the manifest for this project's platform in an index."""
+    names = []
+    for entry in manifests:
+        platform = entry.get("platform") or {}
+        names.append(f"{platform.get('os')}/{platform.get('architecture')}")
+        if names[-1] == PLATFORM:
+            return str(entry["digest"])
+    raise Refusal(
+        found=f"the image {reference} for {', '.join(names) or 'no platform'}",
+        needed=f"an image for {PLATFORM}",
+        change="`image` of the deployment or of serving_engines",
+    )
 
 
 def lock_model(request: Mapping[str, Any], revision: str | None, manifest: str | None = None) -> dict[str, Any]:
@@ -96,7 +120,7 @@ def lock_model(request: Mapping[str, Any], revision: str | None, manifest: str |
         try:
             files = json.loads(_read(place))["files"]
             parse_manifest(files)
-        except (OSError, ValueError, KeyError, TypeError, WeightsError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, WeightsError) as error:
             failures.append(f"{place}: {error}")
             continue
         return {"revision": pinned, "files": files}

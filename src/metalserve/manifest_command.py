@@ -14,7 +14,9 @@ from metalserve.remote.weights import WeightsError, make_manifest
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
-        "manifest", help="hash a model's directory", description="Print the manifest that pins a model's files by SHA-256."
+        "manifest",
+        help="hash a model's directory",
+        description="Print the manifest that pins a model's files by SHA-256.",
     )
     parser.add_argument("directory", type=Path, help="the directory that holds config.json and the weights")
     parser.set_defaults(run=run)

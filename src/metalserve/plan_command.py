@@ -5,17 +5,56 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TextIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from metalserve import catalogue
-from metalserve.planner import Plan, make_plan
-from metalserve.planner.units import gib
+from metalserve.errors import Refusal
+from metalserve.planner import Plan, Wishes, make_plan, read_measured, read_wishes
+from metalserve.planner.inverse import smallest_gpus
+from metalserve.planner.resolve import PlannedModel, resolve
+from metalserve.planner.table import write_compared, write_sets, write_table
+from metalserve.planner.versions import check_version
 
-BAR_WIDTH = 60
-# Letter of each part in the bar, in the order in which the engine takes the memory.
-_PARTS = (("weights", "W"), ("buffers", "B"), ("activation", "A"), ("graphs", "G"), ("kv", "K"), ("outside", "o"))
+FITS, BAD_INPUT, DOES_NOT_FIT = 0, 1, 2
+ANY = "any"
+
+
+class BadInput:
+    """Turns a refusal of what was typed into a sentence on stderr; `failed` then tells the caller to return 1."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __enter__(self) -> BadInput:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.failed = isinstance(error, Refusal)
+        if self.failed:
+            sys.stderr.write(f"metalserve: {error}\n")
+        return self.failed
+
+
+def end_usage_errors_with_1(parser: argparse.ArgumentParser) -> None:
+    """Argparse ends with 2, which here means that the model does not fit."""
+
+    def error(message: str) -> None:
+        parser.print_usage(sys.stderr)
+        parser.exit(BAD_INPUT, f"{parser.prog}: {message}\n")
+
+    parser.error = error  # type: ignore[method-assign,assignment]
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least 1")
+    return int(text)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,121 +62,171 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "plan",
         help="size a model on GPUs: parallel sizes, share of memory, context, capacity",
-        description="Size a model on a host shape. Exit status: 0 it fits, 2 it does not (the reason is on stderr).",
+        description="Size a model on a host. Exit status: 0 it fits, 2 it does not, 1 bad input (the reason is on "
+        "stderr).",
     )
-    parser.add_argument("--model", required=True, help="catalogue key, or a directory with config.json")
-    parser.add_argument("--gpus", required=True, help="host shape: 8xH800, 1xL40S, 2xA100-SXM4-80GB, cpu-24GiB")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="catalogue key, or a directory with config.json (with --compare: several, by comma)",
+    )
+    host = parser.add_mutually_exclusive_group(required=True)
+    host.add_argument(
+        "--gpus",
+        help="host shape: 8xH800, 1xL40S, 2xA100-SXM4-80GB, cpu-24GiB (with --compare: several, by comma); "
+        "any: the fewest GPUs of each kind that hold the context",
+    )
+    host.add_argument("--host-facts", type=Path, metavar="FILE", help="JSON of a real host's facts (gpu_host)")
+    parser.add_argument("--compare", action="store_true", help="one line for each model and shape")
     parser.add_argument("--engine", default="vllm", choices=catalogue.ENGINES)
     parser.add_argument("--engine-version", help="release number (default: the newest known)")
-    parser.add_argument("--context-length", type=int, help="tokens (default: as much as fits)")
-    parser.add_argument("--max-sequences", type=int, help="requests that run at once")
+    parser.add_argument("--context", "--context-length", type=whole, help="tokens (default: as much as fits)")
+    parser.add_argument("--concurrency", "--max-sequences", type=whole, help="requests that run at once")
+    parser.add_argument(
+        "--requests", type=whole, default=1, help="with --gpus any: requests of full length that must run at once"
+    )
+    parser.add_argument("--max-batched-tokens", type=whole)
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "bfloat16", "fp8"))
-    parser.add_argument("--tensor-parallel-size", type=int)
+    parser.add_argument("--tensor-parallel", "--tensor-parallel-size", type=whole)
+    parser.add_argument("--pipeline-parallel", "--pipeline-parallel-size", type=whole, default=1)
+    parser.add_argument("--data-parallel", "--data-parallel-size", type=whole)
+    parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each GPU")
     parser.add_argument("--memory-share", type=float, help="share of each GPU this engine may take, above 0 to 1")
     parser.add_argument("--speculative-tokens", type=int, default=0, help="MTP draft tokens")
     parser.add_argument("--text-only", action="store_true", help="without the vision tower")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="JSON list of records of earlier starts")
+    parser.add_argument("--format", default="table", choices=("table", "json"))
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    end_usage_errors_with_1(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan and return 0.
+    """Print the plan and return 0; 1 on bad input; with --compare 2 when nothing fits.
 
     Raises:
         Refusal: it does not fit; the command line writes it on stderr and ends with status 2.
     """
-    plan = make_plan(
-        args.model,
-        catalogue.host_from_shape(args.gpus),
-        engine=args.engine,
-        engine_version=args.engine_version,
-        wishes={
-            "context_length": args.context_length,
-            "max_sequences": args.max_sequences,
+    with BadInput() as reading:
+        wishes = _wishes(args)
+        models = [resolve(name) for name in _names(args, "model")]
+        for model in models:
+            check_version(args.engine, args.engine_version, model.key, model.minimum_versions.get(args.engine))
+        hosts = _hosts(args)
+        starts = read_measured(_json_list(args.measured) if args.measured else None)
+    if reading.failed:
+        return BAD_INPUT
+    if args.gpus == ANY:
+        sets = smallest_gpus(models[0], args.engine, args.engine_version, wishes, requests=args.requests)
+        if args.format == "json":
+            _print_json([{"gpus": f"{s.count}x{s.gpu}", "plan": s.plan.as_dict()} for s in sets])
+        else:
+            write_sets(sets, models[0].key, sys.stdout)
+        return FITS
+
+    def plan(model: PlannedModel, host: Mapping[str, Any]) -> Plan:
+        return make_plan(model, host, args.engine, args.engine_version, wishes, measured=starts)
+
+    if args.compare:
+        answers: list[tuple[str, str, Plan | Refusal]] = []
+        for model in models:
+            for name, host in hosts.items():
+                try:
+                    answers.append((model.key, name, plan(model, host)))
+                except Refusal as refusal:
+                    answers.append((model.key, name, refusal))
+        if args.format == "json":
+            _print_json([_compared(*answer) for answer in answers])
+        else:
+            write_compared(answers, sys.stdout)
+        return FITS if any(isinstance(answer, Plan) for _, _, answer in answers) else DOES_NOT_FIT
+    ((name, host),) = hosts.items()
+    found = plan(models[0], host)
+    if args.format == "json":
+        _print_json(found.as_dict())
+    else:
+        write_table(found, f"{models[0].key} on {name}", sys.stdout)
+    return FITS
+
+
+def _wishes(args: argparse.Namespace) -> Wishes:
+    return read_wishes(
+        {
+            "context_length": args.context,
+            "max_sequences": args.concurrency,
+            "max_batched_tokens": args.max_batched_tokens,
             "kv_cache_dtype": args.kv_cache_dtype,
-            "tensor_parallel_size": args.tensor_parallel_size,
+            "tensor_parallel_size": args.tensor_parallel,
+            "pipeline_parallel_size": args.pipeline_parallel,
+            "data_parallel_size": args.data_parallel,
+            "expert_parallel": args.expert_parallel,
             "memory_share": args.memory_share,
             "speculative_tokens": args.speculative_tokens,
             "text_only": args.text_only,
-        },
+            "eager": args.eager,
+        }
     )
-    if args.json:
-        sys.stdout.write(json.dumps(plan.as_dict(), indent=2) + "\n")
-    else:
-        write_table(plan, f"{args.model} on {args.gpus}", sys.stdout)
-    return 0
 
 
-def write_table(plan: Plan, title: str, out: TextIO) -> None:
-    """Write the plan for people: sizes, memory of one GPU, capacity, reasons."""
-    out.write(f"{title}, {plan.engine} {plan.engine_version}\n\n")
-    out.write(_rows(_sizes(plan)))
-    out.write("\nMemory of one GPU\n" if plan.device == "cuda" else "\nMemory of the process\n")
-    out.write(_rows(_memory(plan)))
-    if plan.gpu_memory_bytes:
-        out.write(f"  [{_bar(plan, plan.gpu_memory_bytes)}]\n")
-    out.write("\nCapacity" + (" of each replica" if plan.data_parallel_size > 1 else "") + "\n")
-    out.write(_rows(_capacity(plan)))
-    out.write("\nReasons\n")
-    for field, reason in plan.reasons.items():
-        out.write(textwrap.fill(f"{field}: {reason}", 100, initial_indent="  ", subsequent_indent="    ") + "\n")
+def _names(args: argparse.Namespace, option: str) -> list[str]:
+    """The values of an option that may list several with --compare.
+
+    Raises:
+        Refusal: several without --compare, or an empty one.
+    """
+    names = [name.strip() for name in getattr(args, option).split(",")]
+    if not all(names):
+        raise Refusal(
+            found=f"--{option} {getattr(args, option)!r} has an empty name",
+            needed="names, separated by commas",
+            change=f"correct --{option}",
+        )
+    if len(names) > 1 and not args.compare:
+        raise Refusal(
+            found=f"--{option} has {len(names)} values ({', '.join(names)})",
+            needed="one, or --compare",
+            change="add --compare to see them side by side",
+        )
+    return names
 
 
-def _sizes(plan: Plan) -> Iterable[tuple[str, str]]:
-    gpus = f"{len(plan.gpus_used)} ({', '.join(map(str, plan.gpus_used))})" if plan.gpus_used else "none"
-    yield "GPUs", gpus
-    yield "tensor parallel", str(plan.tensor_parallel_size)
-    if plan.pipeline_parallel_size > 1:
-        yield "pipeline parallel", str(plan.pipeline_parallel_size)
-    if plan.data_parallel_size > 1:
-        yield "data parallel", str(plan.data_parallel_size)
-    if plan.expert_parallel:
-        yield "expert parallel", "yes"
-    if plan.gpu_memory_utilization is not None:
-        name = "static fraction" if plan.engine == "sglang" else "memory utilization"
-        yield name, f"{plan.gpu_memory_utilization:g}"
-    if plan.kv_cache_memory_bytes is not None:
-        yield "fixed KV pool", gib(plan.kv_cache_memory_bytes)
-    yield "context", f"{plan.max_model_len} tokens"
-    yield "sequences", str(plan.max_num_seqs)
-    yield "batched tokens", str(plan.max_num_batched_tokens)
-    yield "KV data type", plan.kv_cache_dtype
-    yield "prefix caching", "on" if plan.prefix_caching else "off"
-    if plan.disable_custom_all_reduce:
-        yield "custom all-reduce", "off"
+def _hosts(args: argparse.Namespace) -> dict[str, Mapping[str, Any]]:
+    if args.host_facts:
+        return {args.host_facts.name: _json(args.host_facts, dict, "an object, the facts of one host")}
+    if args.gpus == ANY and args.compare:
+        raise Refusal(
+            found="--gpus any together with --compare",
+            needed="shapes to compare",
+            change="leave --compare out: any already gives one line for each kind of GPU",
+        )
+    if args.gpus == ANY:
+        return {}
+    return {name: catalogue.host_from_shape(name) for name in _names(args, "gpus")}
 
 
-def _memory(plan: Plan) -> Iterable[tuple[str, str]]:
-    sizes: Mapping[str, int] = plan.as_dict()["predicted_bytes"]
-    names = {"kv": "KV cache" if plan.state_slots is None else "state and KV", "outside": "outside the budget"}
-    for part, letter in _PARTS:
-        if sizes[part]:
-            yield f"{letter} {names.get(part, part)}", gib(sizes[part])
-    if plan.gpu_memory_bytes:
-        yield ". free", gib(plan.gpu_memory_bytes - sum(sizes.values()))
-        yield "  usable", gib(plan.gpu_memory_bytes)
+def _json_list(file: Path) -> list[Any]:
+    found: list[Any] = _json(file, list, "a list of records of earlier starts")
+    return found
 
 
-def _capacity(plan: Plan) -> Iterable[tuple[str, str]]:
-    if plan.engine == "vllm":
-        yield "block", f"{plan.block_size_tokens} tokens"
-        yield "blocks", str(plan.num_blocks)
-    if plan.state_slots is not None:
-        yield "state slots", str(plan.state_slots)
-    yield "KV cache", f"{plan.kv_cache_tokens} tokens"
-    yield "requests of full length at once", f"{plan.max_concurrency:.2f}"
+def _json(file: Path, kind: type, needed: str) -> Any:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            found=f"{file} cannot be read as JSON ({error})", needed=needed, change="correct the path or the file"
+        ) from error
+    if not isinstance(content, kind):
+        raise Refusal(found=f"{file} holds a {type(content).__name__}", needed=needed, change="correct the file")
+    return content
 
 
-def _rows(rows: Iterable[tuple[str, str]]) -> str:
-    listed = list(rows)
-    width = max(len(name) for name, _ in listed)
-    return "".join(f"  {name:<{width}}  {value}\n" for name, value in listed)
+def _compared(model: str, host: str, answer: Plan | Refusal) -> dict[str, Any]:
+    if isinstance(answer, Plan):
+        return {"model": model, "gpus": host, "plan": answer.as_dict(), "refusal": None}
+    return {"model": model, "gpus": host, "plan": None, "refusal": str(answer)}
 
 
-def _bar(plan: Plan, total_bytes: int) -> str:
-    """The memory of one GPU as letters, `BAR_WIDTH` wide; a part that exists has at least one letter."""
-    sizes: Mapping[str, int] = plan.as_dict()["predicted_bytes"]
-    bar = "".join(
-        letter * max(round(sizes[part] * BAR_WIDTH / total_bytes), 1) for part, letter in _PARTS if sizes[part]
-    )
-    return bar[:BAR_WIDTH].ljust(BAR_WIDTH, ".")
+def _print_json(value: Mapping[str, Any] | Iterable[Any]) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -252,7 +252,7 @@ def read_release(text: str) -> Release:
         raise Refusal(
             found=f"a release.json that says {claimed}, with a content of {release.id}",
             needed="an unchanged record",
-            change="run playbooks/stage.yml, which writes the release again",
+            change="run playbooks/rollout.yml, which writes the release again",
         )
     return release
 

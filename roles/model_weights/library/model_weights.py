@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: model_weights
 short_description: Put one model revision on disk, proven by SHA-256
 description:
-  - Fetches what is missing or damaged, proves every file against the manifest and publishes the directory by one rename.
+  - Fetches what is missing or damaged, proves every file against the manifest and publishes it all by one rename.
   - An interrupted run is continued; two runs on one revision wait for each other.
 options:
   models_dir:

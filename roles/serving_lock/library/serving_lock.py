@@ -68,7 +68,9 @@ from ansible.module_utils.basic import AnsibleModule
 from metalserve.errors import MetalserveError
 from metalserve.lock import lock_image, lock_model
 
-HEADER = "---\n# Written by playbooks/ops/lock.yml: exact bytes behind tags and revisions. Keep it in version control.\n"
+HEADER = (
+    "---\n# Written by playbooks/ops/lock.yml: exact bytes behind tags and revisions. Keep it in version control.\n"
+)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 
 from metalserve.deployments import Inputs, serving_releases
 from metalserve.errors import MetalserveError
-
-
-def plain(value: Any) -> Any:
-    """Ansible's tagged values as the plain ones under them."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, bool) or value is None:
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, Sequence):
-        return [plain(item) for item in value]
-    raise TypeError(f"cannot use a {type(value).__name__} here")
+from metalserve.plain import plain
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no types

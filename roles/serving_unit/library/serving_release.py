@@ -104,7 +104,8 @@ def main() -> None:
     before = active_release(root, name)
     running = run_command(["docker", "inspect", "--format", LABEL, f"metalserve-{name}"]).strip()
     state = run_command(["systemctl", "show", wanted["unit"], "--property=ActiveState,SubState"])
-    pair = tuple(dict(line.split("=", 1) for line in state.splitlines()).get(key, "") for key in ("ActiveState", "SubState"))
+    properties = dict(line.split("=", 1) for line in state.splitlines())
+    pair = (properties.get("ActiveState", ""), properties.get("SubState", ""))
     try:
         changed = stage_release(root, name, release_id, wanted["files"], dry_run=module.check_mode)
         if wanted["state"] == "active":

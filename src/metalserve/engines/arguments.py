@@ -74,7 +74,7 @@ def _boolean(table: FlagTable, flag: Flag, name: str, value: bool) -> tuple[str,
     return negative, True
 
 
-def _scalar(flag: Flag, name: str, value: object, table: FlagTable) -> Any:  # noqa: ANN401 (a YAML scalar)
+def _scalar(flag: Flag, name: str, value: object, table: FlagTable) -> Any:
     """One value of a flag: a number, a text, or a mapping as JSON."""
     if value is None:
         raise _refuse(name, f"'{name}: null', which the engine would read as the text None", "a value, or no entry")
@@ -101,7 +101,7 @@ def _scalar(flag: Flag, name: str, value: object, table: FlagTable) -> Any:  # n
     return value
 
 
-def _value(flag: Flag, name: str, value: object, table: FlagTable) -> Any:  # noqa: ANN401 (a YAML value)
+def _value(flag: Flag, name: str, value: object, table: FlagTable) -> Any:
     """The value of a flag that takes one or several."""
     if not isinstance(value, (list, tuple)):
         return _scalar(flag, name, value, table)
@@ -172,7 +172,7 @@ def check_arguments(engine: str, version: str, mapping: Mapping[str, Any]) -> di
         if name in secret_flags():
             raise Refusal(
                 found=f"a key or password in engine_args ('{name}')",
-                needed="a key file of mode 0600 on the host, which the unit loads as a systemd credential",
+                needed="no secret in a release, which everyone on the host can read; keys are a proxy's matter",
                 change=f"remove engine_args.{name}; the configuration of a release is written in the clear",
             )
         if name in owned_flags():

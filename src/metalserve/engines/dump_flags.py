@@ -42,7 +42,7 @@ _ACTIONS = {
 }
 
 
-def _attribute(modules: tuple[str, ...], name: str) -> Any:  # noqa: ANN401 (an engine's class, unknown here)
+def _attribute(modules: tuple[str, ...], name: str) -> Any:
     """First attribute of that name in the modules given; ImportError says what each of them answered."""
     failures = []
     for module in modules:

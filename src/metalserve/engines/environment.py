@@ -76,7 +76,7 @@ def check_environment(engine: str, mapping: Mapping[str, Any]) -> dict[str, str]
             raise _refuse(
                 name,
                 f"the variable {name}, which looks like a secret",
-                "a key file of mode 0600 on the host, which the unit loads as a systemd credential",
+                "no secret in the inventory's plain variables or in a release, which everyone on the host can read",
             )
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise _refuse(

@@ -8,16 +8,18 @@ Everything here is a pure function of its arguments: the same input gives the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from metalserve import catalogue
 from metalserve.errors import Refusal
+from metalserve.planner.assign import assign_gpus
 from metalserve.planner.kv import Capacity, kv_capacity
+from metalserve.planner.learned import MeasuredStart, measured_start, read_measured
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
-from metalserve.planner.plan import Plan, PredictedBytes, Wishes, read_wishes
-from metalserve.planner.resolve import resolve
+from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes, read_wishes
+from metalserve.planner.resolve import PlannedModel, resolve
 from metalserve.planner.sglang import plan_sglang
 from metalserve.planner.versions import check_engine, check_version
 from metalserve.planner.vllm_cpu import plan_cpu
@@ -25,19 +27,24 @@ from metalserve.planner.vllm_cuda import plan_cuda
 
 __all__ = [
     "Capacity",
+    "MeasuredStart",
     "Plan",
     "PredictedBytes",
     "Wishes",
+    "assign_gpus",
     "gpu_memory_utilization",
     "kv_capacity",
     "make_plan",
+    "measured_start",
+    "plan",
+    "read_measured",
     "read_wishes",
     "tensor_parallel_problems",
     "tensor_parallel_size",
     "valid_tensor_parallel_sizes",
 ]
 
-ModelName = str | Path | catalogue.Model | Mapping[str, Any]
+ModelName = str | Path | PlannedModel | catalogue.Model | Mapping[str, Any]
 
 
 def make_plan(
@@ -48,6 +55,8 @@ def make_plan(
     wishes: Mapping[str, Any] | Wishes | None = None,
     *,
     extra_models: Mapping[str, Any] | None = None,
+    measured: Iterable[Mapping[str, Any] | MeasuredStart] | None = None,
+    image: str | None = None,
 ) -> Plan:
     """Size one deployment on one host.
 
@@ -59,6 +68,9 @@ def make_plan(
         engine_version: release number; None: the newest one known here.
         wishes: the deployment (other fields than sizes are ignored), or Wishes.
         extra_models: catalogue entries of the inventory.
+        measured: records of earlier starts (`measured_start`) on this host. One with the sizes of a candidate replaces
+            the estimate and its margin.
+        image: the engine's image; records of another image do not count.
 
     Raises:
         Refusal: it does not fit or cannot work; says what was found, what is needed and what to change.
@@ -71,7 +83,11 @@ def make_plan(
         return plan_sglang(planned, host_facts, version, asked)
     if not host_facts.get("gpus"):
         return plan_cpu(planned, host_facts, version, asked)
-    return plan_cuda(planned, host_facts, version, asked)
+    return plan_cuda(planned, host_facts, version, asked, starts=read_measured(measured), image=image)
+
+
+# The short name; `make_plan` reads better where `plan` is a variable.
+plan = make_plan
 
 
 def tensor_parallel_size(

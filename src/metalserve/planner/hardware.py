@@ -8,7 +8,8 @@ from typing import Any
 
 from metalserve.catalogue import gpu_by_pci_id
 from metalserve.errors import Refusal
-from metalserve.planner.plan import Wishes
+from metalserve.planner.assign import gpu_rows, pick_gpus
+from metalserve.planner.plan_types import Wishes
 from metalserve.planner.shape import Shape
 from metalserve.planner.units import gib
 
@@ -64,12 +65,12 @@ def chosen_gpus(host: Mapping[str, Any], wishes: Wishes) -> Gpus:
     Raises:
         Refusal: an index the host does not have, MIG on, or memory that is not known.
     """
-    # A GPU seen by PCI only has no index yet; the driver numbers them in PCI order.
-    rows = {
-        place if row.get("index") is None else int(row["index"]): row
-        for place, row in enumerate(host.get("gpus") or ())
-    }
-    wanted = tuple(sorted(rows)) if wishes.gpus == "all" else tuple(sorted(int(i) for i in wishes.gpus))
+    rows = gpu_rows(host)
+    wanted: tuple[int, ...]
+    if isinstance(wishes.gpus, int):
+        wanted = pick_gpus(host, wishes.gpus)
+    else:
+        wanted = tuple(sorted(rows)) if isinstance(wishes.gpus, str) else tuple(sorted(wishes.gpus))
     missing = [index for index in wanted if index not in rows]
     if missing:
         raise Refusal(
@@ -78,6 +79,8 @@ def chosen_gpus(host: Mapping[str, Any], wishes: Wishes) -> Gpus:
             change="set `gpus`",
         )
     notes: list[str] = []
+    if isinstance(wishes.gpus, int) and len(wanted) < len(rows):
+        notes.append(f"{wishes.gpus} of {len(rows)} wished for; these are joined best")
     usable, totals, used, capabilities, names = [], [], [], [], []
     for index in wanted:
         row = rows[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 from typing import Any
 
@@ -66,7 +67,9 @@ class Layout:
 
     def longest_tokens(self, available_bytes: int, limit_tokens: int) -> int:
         """The longest request that fits, at most the limit; 0 when not even one token does."""
-        low, high = 0, limit_tokens
+        if self.request_bytes(limit_tokens) <= available_bytes:
+            return limit_tokens
+        low, high = 0, limit_tokens - 1
         while low < high:
             middle = (low + high + 1) // 2
             if self.request_bytes(middle) <= available_bytes:
@@ -143,7 +146,7 @@ def layout(
         in_flight += max_batched_tokens
     window = (shape.sliding_window_tokens or 0) - 1 + in_flight
     page = block * per_token
-    groups = _groups(shape, draft_layers=shape.draft_layers if draft_tokens else 0)
+    groups = _groups(shape.layers, shape.draft_layers if draft_tokens else 0)
     largest = _largest_on_a_stage(groups, len(shape.layers), pipeline_parallel_size)
     return Layout(
         block_tokens=block,
@@ -181,7 +184,7 @@ def capacity(
 
 
 def kv_capacity(
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | Shape,
     *,
     tensor_parallel_size: int,
     available_bytes: int,
@@ -196,6 +199,8 @@ def kv_capacity(
     engine_version: str | None = None,
 ) -> Capacity:
     """Capacity of vLLM's KV cache for a parsed config.json and the bytes available on each GPU.
+
+    `config` may also be a shape that was read before.
 
     Raises:
         Refusal: the config cannot be read, another engine, an unknown KV dtype, or one request of
@@ -213,7 +218,7 @@ def kv_capacity(
             needed=f"one of {', '.join(KV_BYTES)}",
             change="set `kv_cache_dtype`",
         )
-    shape = read_shape(config)
+    shape = config if isinstance(config, Shape) else read_shape(config)
     release = behaviour(engine_version or NEWEST["vllm"])
     cut = layout(
         shape,
@@ -244,12 +249,13 @@ def too_short(cut: Layout, available_bytes: int, length_tokens: int) -> Refusal:
     )
 
 
-def _groups(shape: Shape, draft_layers: int) -> tuple[Group, ...]:
+@lru_cache(maxsize=256)
+def _groups(layers: tuple[str, ...], draft_layers: int) -> tuple[Group, ...]:
     """The grouping of vLLM: the smallest kind gives the group size, unless the largest is under 1.5 times that."""
-    count = len(shape.layers)
+    count = len(layers)
     kinds: dict[str, list[int]] = {"full": [], "sliding": [], "state": []}
     names = {FULL: "full", SLIDING: "sliding", LINEAR: "state"}
-    for place, kind in enumerate(shape.layers):
+    for place, kind in enumerate(layers):
         kinds[names[kind]].append(place)
     kinds["full"] += range(count, count + draft_layers)
     present = {kind: places for kind, places in kinds.items() if places}
@@ -262,6 +268,7 @@ def _groups(shape: Shape, draft_layers: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+@lru_cache(maxsize=256)
 def _largest_on_a_stage(groups: tuple[Group, ...], layers: int, stages: int) -> int:
     """Layers of the largest group on the fullest pipeline stage; the rank with the fewest blocks decides for all."""
     largest, start = 0, 0

@@ -8,7 +8,7 @@ graphs. The numbers and their sources are in cuda_memory.yaml.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,19 @@ class Budget:
         """What is left for the KV cache; below zero when the rest does not fit."""
         return self.requested_bytes - (
             self.weights_bytes + self.buffers_bytes + self.activation_bytes + self.non_torch_bytes + self.graphs_bytes
+        )
+
+    def with_measured(self, taken_bytes: int, outside_bytes: int | None) -> Budget:
+        """The same budget with what an earlier start took beside the KV cache.
+
+        Weights and buffers are known; the difference is activation. A measurement below them lowers the weights.
+        """
+        known = self.weights_bytes + self.buffers_bytes + self.non_torch_bytes + self.graphs_bytes
+        return replace(
+            self,
+            weights_bytes=self.weights_bytes + min(taken_bytes - known, 0),
+            activation_bytes=max(taken_bytes - known, 0),
+            outside_bytes=self.outside_bytes if outside_bytes is None else outside_bytes,
         )
 
 
@@ -105,6 +118,7 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     return int(own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
 
 
+@lru_cache(maxsize=1024)
 def captured_sizes(max_sequences: int, draft_tokens: int = 0, limit: int = 512) -> int:
     """Number of batch sizes that are captured: 1, 2, 4, 8..248 by 8, then by 16 up to min(2 S (1 + D), 512)."""
     largest = min(2 * max_sequences * (1 + draft_tokens), limit)
@@ -159,17 +173,24 @@ def outside_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
 
 
 def safe_utilization(
-    shape: Shape, release: VllmBehaviour, load: Load, *, total_bytes: int, used_bytes: int = 0
+    shape: Shape,
+    release: VllmBehaviour,
+    load: Load,
+    *,
+    total_bytes: int,
+    used_bytes: int = 0,
+    outside: int | None = None,
 ) -> float:
     """The largest share of the GPU, in hundredths, whose first start does not run out of memory.
 
-    floor((total - used - outside - unprofiled - margin) / total), at most the cap.
+    floor((total - used - outside - unprofiled - margin) / total), at most the cap. `outside`: bytes beyond the
+    budget where a start measured them.
     """
     numbers = constants()
     room = (
         total_bytes
         - used_bytes
-        - outside_bytes(shape, release, load)
+        - (outside_bytes(shape, release, load) if outside is None else outside)
         - gdn_scratch_bytes(shape, load)
         - int(numbers["margin_bytes"])
     )

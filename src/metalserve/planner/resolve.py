@@ -31,15 +31,19 @@ class PlannedModel:
     stored: StoredBytes | None = None
 
 
-def resolve(model: str | Path | catalogue.Model | Mapping[str, Any], extra: Mapping[str, Any] | None) -> PlannedModel:
+def resolve(
+    model: str | Path | PlannedModel | catalogue.Model | Mapping[str, Any], extra: Mapping[str, Any] | None = None
+) -> PlannedModel:
     """Find the model.
 
-    It may be a catalogue entry, a key of the catalogue or of `extra`, a parsed config.json, or the path of a
-    config.json or of a directory that holds one.
+    It may have been found before, or be a catalogue entry, a key of the catalogue or of `extra`, a parsed config.json,
+    or the path of a config.json or of a directory that holds one.
 
     Raises:
         Refusal: unknown key, unreadable file, GGUF, or a shape that cannot be planned.
     """
+    if isinstance(model, PlannedModel):
+        return model
     if isinstance(model, catalogue.Model):
         return _entry(model)
     if isinstance(model, Mapping):

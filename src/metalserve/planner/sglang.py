@@ -15,7 +15,7 @@ from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
-from metalserve.planner.plan import Plan, PredictedBytes, Wishes
+from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.shape import Shape
 from metalserve.planner.units import MIB, gib

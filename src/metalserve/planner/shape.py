@@ -9,6 +9,15 @@ from typing import Any
 from metalserve.errors import Refusal
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+# Chunked local attention: the engine's hybrid manager is off for it by default, so its layers keep every token
+# (vLLM 0.32 config/vllm.py).
+CHUNKED = "chunked_attention"
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+# What to do about layers that are not known here.
+_CONSERVATIVE = (
+    "describe the model under `serving_models` with full_attention layers only (leave layer_types and the fields of "
+    "other layers out): such a plan keeps more memory than the model needs, never less; or plan another model"
+)
 
 # State-space layers other than Gated DeltaNet have states of another form, which is not planned here.
 _OTHER_STATES = ("mamba_d_state", "ssm_state_size", "mamba_num_heads", "short_conv_kernel")
@@ -159,7 +168,14 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
             raise _refuse(
                 f"{architecture} has state-space layers of another kind ({field})",
                 "attention, sliding-window attention or Gated DeltaNet layers",
+                _CONSERVATIVE,
             )
+    absent = [field for field in _REQUIRED if not _is_whole(text.get(field))]
+    if len(absent) > 1:
+        raise _refuse(
+            f"the shape of {architecture} has no {', '.join(absent)}",
+            f"whole numbers, at least 1, for {', '.join(_REQUIRED)}",
+        )
     layer_count = _whole(text, "num_hidden_layers")
     hidden = _whole(text, "hidden_size")
     heads = _whole(text, "num_attention_heads")
@@ -272,15 +288,19 @@ def _declared_kv_dtype(config: Mapping[str, Any]) -> str | None:
     return "nvfp4" if algorithm == "NVFP4" else None
 
 
-def _refuse(found: str, needed: str) -> Refusal:
-    return Refusal(found=found, needed=needed, change="correct the model's `shape`, or plan another model")
+def _refuse(found: str, needed: str, change: str = "correct the model's `shape`, or plan another model") -> Refusal:
+    return Refusal(found=found, needed=needed, change=change)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _whole(text: Mapping[str, Any], field: str) -> int:
     value = text.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not _is_whole(value):
         raise _refuse(f"the model's shape has {field} {value!r}", f"{field} as a whole number, at least 1")
-    return value
+    return int(value)  # type: ignore[arg-type]
 
 
 def _layers(text: Mapping[str, Any], count: int) -> tuple[str, ...]:
@@ -288,10 +308,14 @@ def _layers(text: Mapping[str, Any], count: int) -> tuple[str, ...]:
     if listed:
         if len(listed) != count:
             raise _refuse(f"layer_types names {len(listed)} layers", f"{count}, as num_hidden_layers says")
-        strange = sorted(set(listed) - {FULL, SLIDING, LINEAR})
+        strange = sorted(set(map(str, listed)) - {FULL, SLIDING, LINEAR, CHUNKED})
         if strange:
-            raise _refuse(f"layer_types has layers of kind {strange[0]!r}", f"{FULL}, {SLIDING} or {LINEAR}")
-        return tuple(listed)
+            raise _refuse(
+                f"layer_types has layers of kind {strange[0]!r}",
+                f"{FULL}, {SLIDING}, {CHUNKED} or {LINEAR}",
+                _CONSERVATIVE,
+            )
+        return tuple(FULL if kind == CHUNKED else kind for kind in listed)
     if "linear_num_value_heads" in text:
         # transformers' default for Qwen3-Next and Qwen3.5: every n-th layer is full attention.
         interval = int(text.get("full_attention_interval") or 4)

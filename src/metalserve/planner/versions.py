@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from metalserve.errors import Refusal
 
@@ -57,6 +58,7 @@ _VLLM = (
 _SEEN = ("0.17", "0.20", "0.24", "0.32", "0.33")
 
 
+@lru_cache(maxsize=256)
 def parse(version: str) -> tuple[int, ...]:
     """`v0.24.0+cu130` -> (0, 24, 0).
 
@@ -107,6 +109,7 @@ def check_version(engine: str, version: str | None, model_key: str, minimum: str
     return chosen
 
 
+@lru_cache(maxsize=64)
 def behaviour(version: str) -> VllmBehaviour:
     """How that vLLM release decides about memory."""
     number = parse(version)[:2]

@@ -11,7 +11,7 @@ from typing import Any
 
 from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
-from metalserve.planner.plan import Plan, PredictedBytes, Wishes
+from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.shape import Shape
 from metalserve.planner.units import GIB, MIB, floor_power_of_two, gib
@@ -104,7 +104,7 @@ def _check(model: PlannedModel, wishes: Wishes, instructions: tuple[str, ...]) -
     shape = model.shape
     if wishes.gpus != "all":
         raise Refusal(
-            found=f"gpus {list(wishes.gpus)} on a host without GPUs",
+            found=f"gpus {list(wishes.gpus) if isinstance(wishes.gpus, tuple) else wishes.gpus} on a host without GPUs",
             needed="no GPU indexes on a CPU host",
             change="remove `gpus` from the deployment",
         )

@@ -7,15 +7,25 @@ from typing import Any
 
 from metalserve.errors import Refusal
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
-from metalserve.planner.plan import Plan, PredictedBytes, Wishes
+from metalserve.planner.learned import MeasuredStart
+from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.versions import behaviour
-from metalserve.planner.vllm_fit import Fit, Task, best_fit
+from metalserve.planner.vllm_fit import Fit, best_fit
 from metalserve.planner.vllm_reasons import reasons
+from metalserve.planner.vllm_room import Task
 
 
-def plan_cuda(model: PlannedModel, host: Mapping[str, Any], version: str, wishes: Wishes) -> Plan:
-    """Plan vLLM on the host's GPUs.
+def plan_cuda(
+    model: PlannedModel,
+    host: Mapping[str, Any],
+    version: str,
+    wishes: Wishes,
+    *,
+    starts: tuple[MeasuredStart, ...] = (),
+    image: str | None = None,
+) -> Plan:
+    """Plan vLLM on the host's GPUs, by what earlier starts measured where one had the same sizes.
 
     Raises:
         Refusal: the wishes cannot be met; says by how much and what to change.
@@ -48,6 +58,8 @@ def plan_cuda(model: PlannedModel, host: Mapping[str, Any], version: str, wishes
         prefix_caching=(release.hybrid_prefix_caching or not shape.hybrid) if prefix is None else prefix,
         gdn_backend=wishes.gdn_prefill_backend or _gdn_backend(model, gpus),
         context_tokens=context,
+        starts=starts,
+        image=image,
     )
     return _plan(task, best_fit(task))
 

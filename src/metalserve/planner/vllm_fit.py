@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from metalserve import catalogue
 from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
-from metalserve.planner.hardware import Gpus, default_batched_tokens
+from metalserve.planner.hardware import default_batched_tokens
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
-from metalserve.planner.plan import Wishes
-from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.units import gib
-from metalserve.planner.versions import VllmBehaviour, newer_than_known
+from metalserve.planner.vllm_room import Room, Split, Task, layout, room_on_gpu
 from metalserve.planner.weights import Weights, weights
 
 # Sequences that are tried in this order when the deployment names no number; 256 is the engine's default on
@@ -23,21 +20,6 @@ SEQUENCES = (256, 128, 64, 32, 16, 8)
 # A shorter context than this is not worth serving; rather refuse.
 LEAST_CONTEXT_TOKENS = 2048
 CONTEXT_STEP_TOKENS = 1024
-
-
-@dataclass(frozen=True)
-class Split:
-    """How the GPUs are divided."""
-
-    tensor: int
-    pipeline: int
-    data: int
-    expert_parallel: bool
-
-    @property
-    def gpus(self) -> int:
-        """GPUs in use."""
-        return self.tensor * self.pipeline * self.data
 
 
 @dataclass(frozen=True)
@@ -55,21 +37,8 @@ class Fit:
     cut: kv.Layout
     full_context: bool
     promise_margin_bytes: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """Everything that is the same for all splits."""
-
-    model: PlannedModel
-    release: VllmBehaviour
-    version: str
-    wishes: Wishes
-    gpus: Gpus
-    vision: bool
-    prefix_caching: bool
-    gdn_backend: str
-    context_tokens: int
+    measured: str | None
+    """What an earlier start measured, as a sentence; None: the sizes are predicted."""
 
 
 def _splits(task: Task) -> Iterator[Split]:
@@ -206,30 +175,24 @@ def _fit(task: Task, split: Split) -> Fit:
 
 
 def _sized(task: Task, split: Split, loaded: Weights, sequences: int, *, shrink: bool) -> Fit:
-    wishes, shape, gpus = task.wishes, task.model.shape, task.gpus
-    batched = max(wishes.max_batched_tokens or default_batched_tokens(gpus), 1)
+    wishes, shape = task.wishes, task.model.shape
+    batched = max(wishes.max_batched_tokens or default_batched_tokens(task.gpus), 1)
     if wishes.max_batched_tokens is None:
         batched = max(batched, sequences)
-    cut = _layout(task, split, batched)
+    cut = layout(task, split, batched)
     if shape.hybrid and task.prefix_caching and wishes.max_batched_tokens is None:
         # A prefill step ends on a block boundary, so a step must hold at least one block.
         while batched < cut.block_tokens:
             batched *= 2
-        cut = _layout(task, split, batched)
+        cut = layout(task, split, batched)
     load = _load(task, split, sequences, batched)
-    utilization = _utilization(task, load)
-    budget = memory.budget(shape, task.release, load, loaded, total_bytes=gpus.usable_bytes, utilization=utilization)
-    _check_weights(task, split, budget)
+    room: Room = room_on_gpu(task, split, load, loaded)
+    _check_weights(task, split, room.budget)
     fixed = wishes.kv_cache_memory_bytes
     if fixed is not None:
-        _check_fixed(task, budget, fixed)
-        available, margin = fixed, 0
-    else:
-        available = budget.kv_bytes
-        numbers = memory.constants()["promise_margin_bytes"]
-        margin = numbers["measured" if task.release.version == "0.24" else "other"]
-        if newer_than_known("vllm", task.version):
-            margin *= 2
+        _check_fixed(task, room.budget, fixed)
+    available = room.budget.kv_bytes if fixed is None else fixed
+    margin = room.margin_bytes if fixed is None else 0
     promised = available - margin
     context = task.context_tokens
     longest = cut.longest_tokens(promised, context)
@@ -242,57 +205,25 @@ def _sized(task: Task, split: Split, loaded: Weights, sequences: int, *, shrink:
         raise kv.too_short(cut, available, context)
     sequences = _checked_sequences(task, cut, promised, capacity, sequences)
     if sequences != load.max_sequences:
-        load = replace(load, max_sequences=sequences)
-        budget = memory.budget(
-            shape, task.release, load, loaded, total_bytes=gpus.usable_bytes, utilization=utilization
-        )
-        available = fixed if fixed is not None else budget.kv_bytes
-        capacity = kv.capacity(cut, available, context, task.release, shape.hybrid) or capacity
+        room = room_on_gpu(task, split, replace(load, max_sequences=sequences), loaded)
+        available = room.budget.kv_bytes if fixed is None else fixed
+        capacity = kv.capacity(cut, available, context, task.release, shape.hybrid)
+        if capacity is None:
+            raise kv.too_short(cut, available, context)
     return Fit(
         split=split,
         sequences=sequences,
         batched_tokens=batched,
         context_tokens=context,
-        utilization=None if fixed is not None else utilization,
-        budget=budget,
+        utilization=None if fixed is not None else room.utilization,
+        budget=room.budget,
         kv_bytes=available,
         capacity=capacity,
         cut=cut,
         full_context=context == task.context_tokens,
         promise_margin_bytes=margin,
+        measured=room.measured if fixed is None else None,
     )
-
-
-def _layout(task: Task, split: Split, batched: int) -> kv.Layout:
-    return kv.layout(
-        task.model.shape,
-        task.release,
-        tensor_parallel_size=split.tensor,
-        pipeline_parallel_size=split.pipeline,
-        kv_cache_dtype=task.wishes.kv_cache_dtype,
-        prefix_caching=task.prefix_caching,
-        gdn_prefill_backend=task.gdn_backend,
-        draft_tokens=task.wishes.speculative_tokens,
-        max_batched_tokens=batched,
-    )
-
-
-def _utilization(task: Task, load: memory.Load) -> float:
-    gpus, share = task.gpus, task.wishes.memory_share
-    safe = memory.safe_utilization(
-        task.model.shape, task.release, load, total_bytes=gpus.usable_bytes, used_bytes=gpus.used_bytes
-    )
-    if share is None:
-        return safe
-    outside = memory.outside_bytes(task.model.shape, task.release, load)
-    within = math.floor(100 * (share * gpus.usable_bytes - outside) / gpus.usable_bytes) / 100
-    if within <= 0:
-        raise Refusal(
-            found=f"memory_share {share} of {gpus.name} is {gib(share * gpus.usable_bytes)}",
-            needed=f"more than the {gib(outside)} that the engine takes beside its budget",
-            change="raise `memory_share`",
-        )
-    return min(safe, within)
 
 
 def _check_weights(task: Task, split: Split, budget: memory.Budget) -> None:

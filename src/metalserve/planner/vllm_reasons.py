@@ -6,7 +6,8 @@ from metalserve.planner.hardware import default_batched_tokens
 from metalserve.planner.parallel import tensor_parallel_problems
 from metalserve.planner.units import gib
 from metalserve.planner.versions import newer_than_known
-from metalserve.planner.vllm_fit import SEQUENCES, Fit, Split, Task
+from metalserve.planner.vllm_fit import SEQUENCES, Fit
+from metalserve.planner.vllm_room import Split, Task
 
 
 def reasons(task: Task, fit: Fit) -> dict[str, str]:
@@ -42,6 +43,8 @@ def reasons(task: Task, fit: Fit) -> dict[str, str]:
         else "the KV pool is fixed; the share of memory is not used",
         "prefix_caching": _prefix_reason(task, hybrid),
     }
+    if fit.measured:
+        said["predicted_bytes"] += f"; {fit.measured}"
     if fit.utilization is None:
         said["kv_cache_memory_bytes"] = "as the deployment says; the engine then ignores its share of memory"
     else:
@@ -130,13 +133,11 @@ def _context_reason(task: Task, fit: Fit) -> str:
 
 
 def _sequence_reason(task: Task, fit: Fit) -> str:
+    at_once = int(fit.capacity.max_concurrency)
     if task.wishes.max_sequences is not None:
-        return "as the deployment says"
+        return f"as the deployment says; at full length {at_once} run at once, shorter ones more"
     if fit.sequences in SEQUENCES:
-        return (
-            f"{fit.sequences} rows of activation memory; "
-            f"at full length {int(fit.capacity.max_concurrency)} run at once, shorter ones more"
-        )
+        return f"{fit.sequences} rows of activation memory; at full length {at_once} run at once, shorter ones more"
     return (
         f"{fit.capacity.num_blocks} blocks hold no more short requests, "
         f"each of which takes {fit.cut.blocks_per_request(1)}"

@@ -1,7 +1,5 @@
 """GPU facts through NVML, by way of nvidia-ml-py's module `pynvml`."""
 
-# ruff: noqa: ANN401 - pynvml has no types, and its structures are read by attribute
-
 from __future__ import annotations
 
 import base64

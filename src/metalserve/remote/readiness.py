@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Runner = Callable[[Sequence[str]], str]
-_PROPERTIES = "ActiveState,SubState,InvocationID,NRestarts,Result,ExecMainStatus"
+_PROPERTIES = "LoadState,ActiveState,SubState,InvocationID,NRestarts,Result,ExecMainStatus"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Readiness:
 def run_command(argv: Sequence[str]) -> str:
     """Standard output of a command; empty when it fails or takes longer than 20 s."""
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False).stdout  # noqa: S603
+        return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -36,7 +36,7 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bool(response.status == 200)
-    except (OSError, urllib.error.URLError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return False
 
 
@@ -64,18 +64,21 @@ def wait_until_ready(
     start = time.monotonic()
     first: Mapping[str, str] = {}
     while True:
-        # The unit first: an answer on the port may come from somebody else after the engine died.
         state = _state(unit, run)
         first = first or state
         seconds = time.monotonic() - start
         died = _why_dead(state, first)
+        ready = not died and probe(url)
+        if ready:
+            # The unit once more: an answer on the port may come from somebody else after the engine died.
+            died = _why_dead(_state(unit, run), first)
         if died:
-            return _failed(unit, seconds, f"{unit} died: {died}", state, run, journal_lines)
-        if probe(url):
+            return _failed(unit, seconds, f"{unit} died: {died}", run, journal_lines)
+        if ready:
             return Readiness(True, seconds, f"{unit} answers after {seconds:.0f} s", ())
         if seconds > timeout_seconds:
             text = f"{unit} lives but {url} does not answer after {seconds:.0f} s"
-            return _failed(unit, seconds, text, state, run, journal_lines)
+            return _failed(unit, seconds, text, run, journal_lines)
         time.sleep(pause_seconds)
 
 
@@ -90,18 +93,17 @@ def _why_dead(state: Mapping[str, str], first: Mapping[str, str]) -> str:
     A unit that systemd starts again is dead too: the engine that was being waited for is gone.
     """
     result = f"result {state.get('Result', 'unknown')}, exit status {state.get('ExecMainStatus', 'unknown')}"
-    if not state:
+    if not state or state.get("LoadState") == "not-found":
         return "systemd does not know it"
     if state.get("ActiveState") in ("failed", "inactive"):
         return result
-    if state.get("SubState") == "auto-restart":
+    # auto-restart-queued since systemd 254.
+    if state.get("SubState", "").startswith("auto-restart"):
         return f"{result}, systemd is about to start it again"
-    restarted = state.get("InvocationID") != first.get("InvocationID") or state.get("NRestarts") != first.get("NRestarts")
+    restarted = any(state.get(name) != first.get(name) for name in ("InvocationID", "NRestarts"))
     return f"systemd has started it again ({result})" if restarted else ""
 
 
-def _failed(
-    unit: str, seconds: float, message: str, state: Mapping[str, str], run: Runner, journal_lines: int
-) -> Readiness:
+def _failed(unit: str, seconds: float, message: str, run: Runner, journal_lines: int) -> Readiness:
     text = run(["journalctl", "--unit", unit, "--lines", str(journal_lines), "--output", "cat", "--no-pager"])
     return Readiness(False, seconds, message, tuple(text.splitlines()))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -31,12 +32,18 @@ from typing import Any, Optional
 RECORD_NAME = ".metalserve.json"
 MANIFEST_NAME = "metalserve-manifest.json"
 _CHUNK_BYTES = 4 << 20
-_SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Answers that will be the same at the next try; 416 comes from a file shorter than what is here already.
+_FINAL_ANSWERS = (401, 403, 404, 410, 416)
 
 
 class WeightsError(Exception):
     """A sentence: what was found, what is needed, what to change."""
+
+
+class _TooLongError(OSError):
+    """The source's file goes on where the manifest's file ends."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did, or in a dry run would do. Bytes are those that came or would come over the network."""
+    """What a run did, or in a dry run would do.
+
+    Bytes are those missing when it began; what an interrupted run left behind counts as there.
+    """
 
     changed: bool
     path: str
@@ -73,11 +83,14 @@ def parse_manifest(files: Sequence[Mapping[str, Any]]) -> tuple[FileEntry, ...]:
         )
     entries = []
     for item in files:
+        if not isinstance(item, Mapping):
+            raise WeightsError(f"The manifest has the entry {item!r}. Needed: path, size_bytes and sha256 of a file.")
         path, size, digest = str(item.get("path", "")), item.get("size_bytes"), str(item.get("sha256", ""))
         parts = Path(path).parts
-        if not parts or path.startswith("/") or ".." in parts or parts[0] == RECORD_NAME:
+        plain = path == Path(path).as_posix() and path.isprintable()
+        if not parts or not plain or path.startswith("/") or ".." in parts or parts[0] == RECORD_NAME:
             raise WeightsError(f"The manifest names the file {path!r}. Needed: a path inside the model's directory.")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0 or not _SHA256.match(digest):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0 or not _SHA256.fullmatch(digest):
             raise WeightsError(
                 f"The manifest's entry for {path} has size {size!r} and hash {digest!r}. "
                 "Needed: a whole number of bytes and 64 hex digits of SHA-256."
@@ -144,7 +157,7 @@ def ensure_model(
         WeightsError: with the file, the source and the numbers; nothing is published then.
     """
     for what, name in (("model", model), ("revision", revision)):
-        if not _SAFE_NAME.match(name):
+        if not _SAFE_NAME.fullmatch(name):
             raise WeightsError(
                 f"The {what} is called {name!r}. Needed: letters, digits, dot, dash and underscore only."
             )
@@ -153,15 +166,17 @@ def ensure_model(
     incoming = models_dir / ".incoming" / f"{model}@{revision}"
     if dry_run:
         bad = _damaged(final, entries, full_hash=full_hash) if final.is_dir() else list(entries)
-        _check_space(models_dir, _still_needed(incoming, bad), model, reserve_bytes)
-        return _outcome(final, bad, [], final.is_dir(), "would fetch")
+        needed_bytes = _still_needed(incoming, bad)
+        _check_space(models_dir, needed_bytes, model, reserve_bytes)
+        return _outcome(final, bad, needed_bytes, [], final.is_dir(), "would fetch")
 
     incoming.parent.mkdir(parents=True, exist_ok=True)
     with _locked(incoming.with_name(incoming.name + ".lock"), lock_timeout_seconds):
         published = final.is_dir()
         bad = _damaged(final, entries, full_hash=full_hash) if published else list(entries)
+        needed_bytes = _still_needed(incoming, bad)
         if bad:
-            _check_space(models_dir, _still_needed(incoming, bad), model, reserve_bytes)
+            _check_space(models_dir, needed_bytes, model, reserve_bytes)
             incoming.mkdir(exist_ok=True)
             for entry in bad:
                 _fetch(entry, incoming / entry.path, sources, read_timeout_seconds, attempts, log)
@@ -172,18 +187,20 @@ def ensure_model(
                     os.replace(incoming / entry.path, final / entry.path)
                 shutil.rmtree(incoming)
             else:
+                _drop_strangers(incoming, entries)
                 _write_record(incoming, entries)
                 final.parent.mkdir(parents=True, exist_ok=True)
                 _sync_directory(incoming)
                 incoming.rename(final)
                 _sync_directory(final.parent)
-        if not (final / RECORD_NAME).exists() or (bad and published) or full_hash:
-            _write_record(final, entries)
-    return _outcome(final, bad, bad if published else [], published, "fetched")
+        # Also after a look that had to hash: what is proven now is believed at the next run.
+        _write_record(final, entries)
+    return _outcome(final, bad, needed_bytes, bad if published else [], published, "fetched")
 
 
-def _outcome(final: Path, bad: Sequence[FileEntry], healed: Sequence[FileEntry], published: bool, verb: str) -> Outcome:
-    size = sum(entry.size_bytes for entry in bad)
+def _outcome(
+    final: Path, bad: Sequence[FileEntry], size: int, healed: Sequence[FileEntry], published: bool, verb: str
+) -> Outcome:
     if not bad:
         message = f"{final} is complete and proven"
     elif published:
@@ -202,7 +219,16 @@ def _hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _drop_strangers(incoming: Path, entries: Sequence[FileEntry]) -> None:
+    """Remove what a run with another manifest left behind: only proven files are published."""
+    wanted = {incoming / entry.path for entry in entries}
+    for path in list(incoming.rglob("*")):
+        if path not in wanted and not path.is_dir():
+            path.unlink()
+
+
 def _write_record(directory: Path, entries: Sequence[FileEntry]) -> None:
+    """Write down size and mtime of files that are proven, unless that is what the record says."""
     rows = {}
     for entry in entries:
         status = (directory / entry.path).stat()
@@ -211,9 +237,20 @@ def _write_record(directory: Path, entries: Sequence[FileEntry]) -> None:
             "mtime_ns": status.st_mtime_ns,
             "sha256": entry.sha256,
         }
+    if rows == _read_record(directory):
+        return
     temporary = directory / (RECORD_NAME + ".new")
     temporary.write_text(json.dumps({"schema": 1, "files": rows}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(temporary, directory / RECORD_NAME)
+
+
+def _read_record(directory: Path) -> Mapping[str, Any]:
+    """The record's rows by path; empty when there is none that can be read."""
+    try:
+        rows = json.loads((directory / RECORD_NAME).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {path: row for path, row in rows.items() if isinstance(row, Mapping)} if isinstance(rows, Mapping) else {}
 
 
 def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) -> list[FileEntry]:
@@ -221,10 +258,7 @@ def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) 
 
     A file with the size and mtime of its last full hash is believed, unless `full_hash` asks again.
     """
-    try:
-        known = json.loads((directory / RECORD_NAME).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        known = {}
+    known = _read_record(directory)
     bad = []
     for entry in entries:
         path = directory / entry.path
@@ -233,7 +267,7 @@ def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) 
         except OSError:
             bad.append(entry)
             continue
-        row = known.get(entry.path, {}) if isinstance(known, dict) else {}
+        row = known.get(entry.path, {})
         believed = (
             not full_hash
             and row.get("sha256") == entry.sha256
@@ -301,7 +335,7 @@ def _fetch(
         for attempt in range(1, attempts + 1):
             try:
                 found = _download(entry, source, _partial(target), timeout)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise WeightsError(
                         f"The disk of {target.parent} filled up while {entry.path} was being written. Needed: "
@@ -310,7 +344,7 @@ def _fetch(
                     ) from error
                 failures.append(f"{source}: {error}")
                 log(f"{entry.path} from {source}, attempt {attempt}: {error}")
-                if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403, 404, 410):
+                if isinstance(error, _TooLongError) or getattr(error, "code", None) in _FINAL_ANSWERS:
                     break
                 if attempt < attempts:
                     time.sleep(min(30.0, 0.5 * 2**attempt))
@@ -331,7 +365,8 @@ def _download(entry: FileEntry, source: str, partial: Path, timeout: float) -> s
     """Continue or start the download of one file; returns the SHA-256 of what came.
 
     Raises:
-        OSError: connection trouble, an HTTP error, or a file shorter or longer than the manifest says.
+        OSError, HTTPException: connection trouble, or a file shorter or longer than the manifest says.
+        ValueError: a source that is no URL.
     """
     url = source.rstrip("/") + "/" + urllib.request.pathname2url(entry.path)
     if source.startswith("/"):
@@ -354,13 +389,19 @@ def _download(entry: FileEntry, source: str, partial: Path, timeout: float) -> s
             while chunk := response.read(_CHUNK_BYTES):
                 written += len(chunk)
                 if written > entry.size_bytes:
-                    raise OSError(f"longer than the {entry.size_bytes} bytes of the manifest")
+                    # What is here is of no use to the next source.
+                    partial.unlink()
+                    raise _TooLongError(f"longer than the {entry.size_bytes} bytes of the manifest")
                 digest.update(chunk)
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
     if written < entry.size_bytes:
         raise OSError(f"ended after {written} of {entry.size_bytes} bytes")
+    if resumed and digest.hexdigest() != entry.sha256:
+        # The part that was continued may have come from another source: this one is judged by what is all its own.
+        partial.unlink()
+        return _download(entry, source, partial, timeout)
     return digest.hexdigest()
 
 

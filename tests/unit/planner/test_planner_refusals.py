@@ -61,7 +61,11 @@ CASES = {
         {"max_batched_tokens": 8, "max_sequences": 16},
         "max_batched_tokens 8 is below max_sequences 16",
     ),
-    "gpus twice": ((FP8, H100), {"gpus": [0, 0]}, r"gpus \[0, 0\]. Needed: `all`, or a list of different GPU indexes"),
+    "gpus twice": (
+        (FP8, H100),
+        {"gpus": [0, 0]},
+        r"gpus \[0, 0\]. Needed: `all`, a number of GPUs, or a list of different GPU indexes",
+    ),
     "no such gpu": ((FP8, H100), {"gpus": [3]}, "GPU 3 is wished for, the host has 1"),
     "mig": ((FP8, host_with("1xH100", mig_enabled=True)), {}, r"GPU 0 \(NVIDIA H100 80GB HBM3\) has MIG enabled"),
     "memory unknown": (
@@ -165,9 +169,9 @@ CASES = {
     "field missing": ((tiny(hidden_size=None), H100), {}, "the model's shape has hidden_size None"),
     "layers do not add up": ((tiny(num_hidden_layers=5), H100), {}, "layer_types names 4 layers. Needed: 5"),
     "unknown layer": (
-        (tiny(layer_types=["chunked_attention"] * 4), H100),
+        (tiny(layer_types=["retention"] * 4), H100),
         {},
-        "layer_types has layers of kind 'chunked_attention'",
+        "layer_types has layers of kind 'retention'.*full_attention layers only",
     ),
     "other state-space layers": (
         ({**TINY, "text_config": {"mamba_d_state": 16}}, H100),

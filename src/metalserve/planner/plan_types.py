@@ -31,13 +31,14 @@ _KV_DTYPES = ("auto", "bfloat16", "fp8")
 class Wishes:
     """What a deployment asks for; None: the planner decides. Lengths in tokens, sizes in bytes.
 
+    `gpus`: all, indexes, or how many; a number is filled with GPUs that are joined well.
     `memory_share`: share (0..1] of each GPU's memory that this engine may take altogether.
     `kv_cache_memory_bytes`: a fixed KV pool.
     `keep_used_memory`: leave out what other processes use on the GPUs now; off by default, because it makes the
     plan depend on the moment.
     """
 
-    gpus: str | tuple[int, ...] = "all"
+    gpus: str | int | tuple[int, ...] = "all"
     context_length: int | None = None
     max_sequences: int | None = None
     max_batched_tokens: int | None = None
@@ -187,14 +188,16 @@ def _check(wishes: Wishes) -> Wishes:
     return wishes
 
 
-def _check_gpus(gpus: str | tuple[int, ...]) -> None:
+def _check_gpus(gpus: str | int | tuple[int, ...]) -> None:
+    if gpus == "all" or (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0):
+        return
     whole = isinstance(gpus, tuple) and all(
         isinstance(index, int) and not isinstance(index, bool) and index >= 0 for index in gpus
     )
-    if gpus == "all" or (whole and gpus and len(set(gpus)) == len(gpus)):
+    if whole and isinstance(gpus, tuple) and gpus and len(set(gpus)) == len(gpus):
         return
     raise Refusal(
         found=f"gpus {list(gpus) if isinstance(gpus, tuple) else gpus!r}",
-        needed="`all`, or a list of different GPU indexes such as [0, 1]",
+        needed="`all`, a number of GPUs, or a list of different GPU indexes such as [0, 1]",
         change="set `gpus`",
     )
