@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from metalserve import catalogue
 from metalserve.errors import Refusal
-from metalserve.planner.safetensors import StoredBytes, stored_bytes
+from metalserve.planner.safetensors import StoredBytes, read_index, stored_bytes
 from metalserve.planner.shape import Shape, read_shape
+from metalserve.planner.weights import weights
 
 # Side files with the quantisation of older repositories, in vLLM's search order (model_loader/weight_utils.py).
 _SIDE_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -86,7 +88,20 @@ def _path(path: Path) -> PlannedModel:
                 break
     name = path.name if path.is_dir() else path.parent.name
     planned = _config(name or "model", config)
-    return replace(planned, stored=stored_bytes(path)) if path.is_dir() else planned
+    return replace(planned, stored=_stored(path, planned.shape)) if path.is_dir() else planned
+
+
+def _stored(directory: Path, shape: Shape) -> StoredBytes | None:
+    """Bytes of the checkpoint: its files' own, or its index's total while not all files are there."""
+    index = read_index(directory)
+    if index is None or all((directory / name).is_file() for name in index.files):
+        return stored_bytes(directory)
+    # The index has no size of each tensor: the total is divided as the shape divides it.
+    whole = weights(shape, draft="draft" in index.parts, text_only="vision" not in index.parts)
+    scale = Fraction(index.total_bytes, whole.total_bytes)
+    return StoredBytes(
+        text=int(whole.text_bytes * scale), vision=int(whole.vision_bytes * scale), draft=int(whole.draft_bytes * scale)
+    )
 
 
 def _side_file(name: str, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,39 @@ def stored_bytes(directory: Path) -> StoredBytes | None:
     return StoredBytes(**parts)
 
 
+@dataclass(frozen=True)
+class Index:
+    """What `model.safetensors.index.json` says: bytes of all tensors, which parts there are, and the files."""
+
+    total_bytes: int
+    parts: frozenset[str]
+    files: frozenset[str]
+
+
+def read_index(directory: Path) -> Index | None:
+    """The index of a checkpoint in several files; None without one, or without a total size.
+
+    Raises:
+        Refusal: the index cannot be read.
+    """
+    file = directory / "model.safetensors.index.json"
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        names = {str(name): str(place) for name, place in content["weight_map"].items()}
+        total = int((content.get("metadata") or {}).get("total_size") or 0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(
+            found=f"{file} cannot be read ({error!r})",
+            needed="the index of the checkpoint: weight_map and metadata",
+            change="fetch the checkpoint again",
+        ) from error
+    if not total:
+        return None
+    return Index(total, frozenset(map(_part, names)), frozenset(names.values()))
+
+
 def _part(name: str) -> str:
     if name.startswith("mtp.") or ".mtp." in name:
         return "draft"

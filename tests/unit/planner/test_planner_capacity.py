@@ -173,6 +173,17 @@ def test_pipeline_stages_hold_their_own_layers():
     assert two.num_blocks in (2 * one.num_blocks, 2 * one.num_blocks + 1)
 
 
+def test_chunked_attention_keeps_every_token():
+    plain = dict(catalogue.model("llama-3.3-70b-instruct").shape)
+    kinds = ["chunked_attention"] * 60 + ["full_attention"] * 20
+    chunked = plain | {"layer_types": kinds, "attention_chunk_size": 8192}
+    full, local = (
+        kv_capacity(config, tensor_parallel_size=8, available_bytes=20 * GIB, max_model_len=131072)
+        for config in (plain, chunked)
+    )
+    assert local == full
+
+
 def test_equal_numbers_of_layers_make_two_groups():
     shape = read_shape(catalogue.model("gpt-oss-20b").shape)
     cut = layout(shape, behaviour("0.33"), tensor_parallel_size=1)

@@ -221,3 +221,45 @@ def test_a_damaged_header_is_refused(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 16)
     with pytest.raises(Refusal, match="has no readable header"):
         make_plan(str(tmp_path), catalogue.host_from_shape("cpu-24GiB"))
+
+
+def write_index(path, names, total):
+    content = {"weight_map": names, "metadata": {"total_size": total} if total else {}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def weights_of(path):
+    host = catalogue.host_from_shape("cpu-24GiB")
+    return make_plan(str(path), host, wishes={"text_only": True}).predicted_bytes.weights
+
+
+def test_an_index_counts_until_all_its_files_are_there(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    write_safetensors(tmp_path / "a.safetensors", {"model.embed_tokens.weight": 1000})
+    names = {"model.embed_tokens.weight": "a.safetensors", "lm_head.weight": "b.safetensors"}
+    write_index(tmp_path, names, 1_000_000)
+    assert weights_of(tmp_path) == 1_000_000
+    write_safetensors(tmp_path / "b.safetensors", {"lm_head.weight": 3000})
+    assert weights_of(tmp_path) == 4000
+
+
+def test_draft_layers_of_an_index_are_not_counted_as_text(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dict(catalogue.model("qwen3.6-35b-a3b").shape)))
+    names = {"model.norm": "a.safetensors", "mtp.fc": "a.safetensors", "model.visual.x": "a.safetensors"}
+    write_index(tmp_path, names, 71_903_645_408)
+    found = make_plan(tmp_path, catalogue.host_from_shape("1xH200"))
+    assert found.predicted_bytes.weights == pytest.approx(70_214_363_872, abs=4000)
+
+
+def test_an_index_without_a_total_is_left_aside(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    write_safetensors(tmp_path / "a.safetensors", {"model.embed_tokens.weight": 1000})
+    write_index(tmp_path, {"model.embed_tokens.weight": "b.safetensors"}, None)
+    assert weights_of(tmp_path) == 1000
+
+
+def test_a_damaged_index_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(Refusal, match=r"index\.json cannot be read"):
+        weights_of(tmp_path)
