@@ -82,7 +82,7 @@ def test_an_engine_that_answers_is_ready():
 
 def test_a_failed_unit_ends_the_wait_at_once_with_its_journal():
     machine, port = Machine(RUNNING, FAILED), Port(False)
-    outcome = wait(machine, port, timeout_seconds=1000)
+    outcome = wait(machine, port)
     assert outcome.ready is False
     assert outcome.message == f"{UNIT} died: result exit-code, exit status 1"
     assert outcome.journal == ("RuntimeError: Engine core initialization failed.", "CUDA out of memory")
@@ -103,14 +103,14 @@ def test_a_unit_that_ended_without_an_error_is_dead_too():
 @pytest.mark.parametrize("sub_state", ["auto-restart", "auto-restart-queued"])
 def test_a_unit_that_waits_for_its_next_start_is_dead(sub_state):
     waiting = {**FAILED, "ActiveState": "activating", "SubState": sub_state}
-    outcome = wait(Machine(RUNNING, waiting), Port(False), timeout_seconds=1000)
+    outcome = wait(Machine(RUNNING, waiting), Port(False))
     assert outcome.ready is False
     assert outcome.message == (f"{UNIT} died: result exit-code, exit status 1, systemd is about to start it again")
 
 
 @pytest.mark.parametrize("change", [{"InvocationID": "2"}, {"NRestarts": "1"}], ids=["invocation", "restarts"])
 def test_a_unit_that_was_started_again_between_two_looks(change):
-    outcome = wait(Machine(RUNNING, {**RUNNING, **change}), Port(False), timeout_seconds=1000)
+    outcome = wait(Machine(RUNNING, {**RUNNING, **change}), Port(False))
     assert outcome.ready is False
     assert outcome.message == f"{UNIT} died: systemd has started it again (result success, exit status 0)"
     assert outcome.journal
