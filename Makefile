@@ -35,10 +35,7 @@ lock: ## Resolve requirements/*.in again (for maintainers)
 # ---- the lab ---------------------------------------------------------------------------------------------------
 
 .PHONY: lab
-lab: $(VENV)/.runtime ## Build the lab and bring up one bare host
-	@lab/install
-	@lab/dockerd start
-	@lab/build
+lab: built-lab ## Build the lab and bring up one bare host
 	@lab/up
 
 .PHONY: demo
@@ -68,15 +65,22 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 unit: $(VENV)/.dev ## Unit tests
 	python -m pytest
 
-.PHONY: molecule
-molecule: $(VENV)/.dev ## The default scenario: bare host to proven endpoint, on a container with systemd
+.PHONY: built-lab
+built-lab: $(VENV)/.runtime
 	@lab/install
 	@lab/dockerd start
 	@lab/build
+
+.PHONY: differential
+differential: $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
+	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
+
+.PHONY: molecule
+molecule: $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
 .PHONY: test
-test: lint unit molecule ## All of it
+test: lint unit differential molecule ## All of it
 
 .PHONY: test-all
 test-all: test ## The same; larger scenarios will join here

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from ipaddress import ip_address
+from string import Formatter
 from typing import Any
 
 from metalserve import catalogue
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
-from metalserve.planner import make_plan
+from metalserve.planner import assign_gpus, make_plan
 from metalserve.release import Release, build_release
 from metalserve.remote.weights import WeightsError, manifest_sha256
 
@@ -43,6 +45,18 @@ DEFAULTS: dict[str, Any] = {
 }
 REQUIRED = ("name", "engine", "model", "port")
 
+_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "engine": (str,),
+    "model": (str,),
+    "image": (str,),
+    "served_names": (list,),
+    "bind_address": (str,),
+    "gpus": (str, int, list),
+    "engine_args": (dict,),
+    "environment": (dict,),
+}
+_TYPE_NAMES = {str: "a text", int: "a number", list: "a list", dict: "a mapping"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
@@ -72,6 +86,12 @@ def normalize(deployments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         Refusal: a missing, unknown or malformed field, or two deployments on one name, port or GPU.
     """
+    if isinstance(deployments, str | Mapping) or not all(isinstance(item, Mapping) for item in deployments):
+        raise Refusal(
+            found="serving_deployments that are no list of mappings",
+            needed="a list, each entry with name, engine, model and port",
+            change="serving_deployments",
+        )
     checked = [_normalize_one(item) for item in deployments]
     for field, what in (("name", "the name"), ("port", "port")):
         owners: dict[Any, str] = {}
@@ -105,6 +125,16 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
             needed=f"{', '.join(REQUIRED)} for each deployment",
             change="serving_deployments",
         )
+    for field, kinds in _TYPES.items():
+        value = item.get(field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise Refusal(
+                found=f"{field} {value!r} of the deployment {name}",
+                needed=" or ".join(_TYPE_NAMES[kind] for kind in kinds),
+                change=f"`{field}` of {name} in serving_deployments",
+            )
+    _check_gpus(name, item.get("gpus"))
+    _check_address(name, item.get("bind_address"))
     if not _NAME.fullmatch(name):
         raise Refusal(
             found=f"a deployment called {name!r}",
@@ -125,33 +155,33 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
             change=f"`engine` of {name} in serving_deployments",
         )
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
-    filled["served_names"] = list(filled["served_names"]) or [item["model"]]
+    filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
     return filled
 
 
-def check_gpus(deployments: Sequence[Mapping[str, Any]], gpu_count: int) -> None:
-    """Refuse two deployments on one GPU of a host, and a GPU that the host does not have.
+def _check_address(name: str, address: str | None) -> None:
+    try:
+        ip_address(DEFAULTS["bind_address"] if address is None else address)
+    except ValueError as error:
+        raise Refusal(
+            found=f"bind_address {address!r} of the deployment {name}",
+            needed="an address of the host, 0.0.0.0 for all",
+            change=f"`bind_address` of {name} in serving_deployments",
+        ) from error
 
-    Raises:
-        Refusal: naming the GPU and both deployments.
-    """
-    owner: dict[int, str] = {}
-    for item in deployments:
-        wanted = list(range(gpu_count)) if item["gpus"] == "all" else list(item["gpus"])
-        for index in wanted:
-            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < gpu_count:
-                raise Refusal(
-                    found=f"GPU {index!r} of the deployment {item['name']} on a host with {gpu_count} GPUs",
-                    needed=f"indexes from 0 to {gpu_count - 1}" if gpu_count else "no `gpus` on a host without GPUs",
-                    change=f"`gpus` of {item['name']} in serving_deployments",
-                )
-            if index in owner:
-                raise Refusal(
-                    found=f"the deployments {owner[index]} and {item['name']} both want GPU {index}",
-                    needed="each GPU in one deployment",
-                    change="`gpus` of both in serving_deployments, for example [0, 1, 2, 3] and [4, 5, 6, 7]",
-                )
-            owner[index] = item["name"]
+
+def _check_gpus(name: str, gpus: Any) -> None:
+    """The form of `gpus`; which GPUs the host has is a matter of `assign_gpus`."""
+    indexes = gpus if isinstance(gpus, list) else []
+    wrong = isinstance(gpus, str) and gpus != "all"
+    wrong = wrong or any(isinstance(index, bool) or not isinstance(index, int) or index < 0 for index in indexes)
+    wrong = wrong or gpus == [] or len(set(map(str, indexes))) != len(indexes)
+    if wrong:
+        raise Refusal(
+            found=f"gpus {gpus!r} of the deployment {name}",
+            needed="all, a number of GPUs, or a list of different indexes such as [0, 1]",
+            change=f"`gpus` of {name} in serving_deployments",
+        )
 
 
 def check_driver(facts: Mapping[str, Any]) -> None:
@@ -242,7 +272,10 @@ def serving_releases(
     gpus = facts.get("gpus") or []
     if gpus:
         check_driver(facts)
-        check_gpus(checked, len(gpus))
+        assigned = assign_gpus(facts, checked)
+        for item in checked:
+            if item["gpus"] != "all":
+                item["gpus"] = list(assigned[item["name"]])
     check_ports(checked, facts.get("listening") or [])
     return [_one(item, facts, inputs, known_models) for item in checked]
 
@@ -267,6 +300,13 @@ def _one(
     locked_model = _locked(inputs.lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
     try:
         manifest = manifest_sha256(locked_model["files"])
+        revision = str(locked_model["revision"])
+    except KeyError as error:
+        raise Refusal(
+            found=f"a lock of the model {model.key} without {error.args[0]}",
+            needed="revision and files",
+            change="remove the entry from the lock and run playbooks/ops/lock.yml",
+        ) from error
     except WeightsError as error:
         raise Refusal(
             found=f"the lock of the model {model.key}: {error}",
@@ -280,13 +320,15 @@ def _one(
         engine.image,
         locked_image.get("digest"),
         {"key": model.key, **model.as_dict()},
-        str(locked_model["revision"]),
+        revision,
         manifest,
         plan.as_dict(),
         (facts.get("driver") or {}).get("loaded"),
         models_dir=inputs.models_dir,
     )
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
+    if ":" in host:
+        host = f"[{host}]"
     reasoning = model.parsers[engine.engine].reasoning
     return {
         "deployment": item["name"],
@@ -302,9 +344,9 @@ def _one(
         },
         "model": {
             "key": model.key,
-            "revision": str(locked_model["revision"]),
+            "revision": revision,
             "files": [dict(entry) for entry in locked_model["files"]],
-            "sources": weight_sources(model, str(locked_model["revision"]), inputs.weight_sources),
+            "sources": weight_sources(model, revision, inputs.weight_sources),
         },
         "port": item["port"],
         "url": f"http://{host}:{item['port']}",
@@ -335,11 +377,24 @@ def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, 
     """
     names = {"revision": revision, "key": model.key, **model.repositories}
     templates = sources.get(model.key) or sources.get("default") or DEFAULT_SOURCES
-    filled = [
-        template.format_map(names)
-        for template in templates
-        if all(value is not None for name, value in names.items() if "{" + name + "}" in template)
-    ]
+    if isinstance(templates, str) or not all(isinstance(template, str) for template in templates):
+        raise Refusal(
+            found=f"serving_weight_sources.{model.key} {templates!r}",
+            needed="a list of URLs or directories",
+            change=f"serving_weight_sources.{model.key}",
+        )
+    filled = []
+    for template in templates:
+        try:
+            used = {name for _, name, _, _ in Formatter().parse(template) if name}
+            if all(names[name] is not None for name in used):
+                filled.append(template.format_map(names))
+        except (KeyError, ValueError) as error:
+            raise Refusal(
+                found=f"the place {template!r} of {model.key} names {error}",
+                needed=f"only {', '.join('{' + name + '}' for name in names)}",
+                change=f"serving_weight_sources.{model.key}",
+            ) from error
     if not filled:
         raise Refusal(
             found=f"no place to fetch {model.key} from",
