@@ -105,6 +105,12 @@ def test_the_engine_reports_the_capacity_that_was_planned(endpoint, release):
     assert float(reported["kv_cache_max_concurrency"]) == pytest.approx(plan["max_concurrency"], abs=0.005)
 
 
+def test_capacity_and_plan_are_kept_beside_the_release(host):
+    kept = json.loads(host.file("/etc/metalserve/tiny/current/capacity.json").content_string)
+    assert kept["difference_percent"] == 0.0
+    assert kept["values"]["kv_cache_tokens"]["reported"] == kept["values"]["kv_cache_tokens"]["planned"]
+
+
 def test_a_broken_unit_would_have_been_refused(host):
     """The guard that the role uses before it installs a unit, fed with a unit whose command is missing."""
     broken = "sed s#/usr/bin/docker#/usr/bin/no-such-docker# /etc/systemd/system/vllm@.service > /tmp/broken.service"

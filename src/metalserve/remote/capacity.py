@@ -1,0 +1,87 @@
+"""What the engine says it can hold, against what was planned; kept beside the release."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+RECORD_NAME = "capacity.json"
+_METRIC = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# Label of the engine's metric -> field of the plan.
+_FIELDS = {
+    "num_gpu_blocks": "num_blocks",
+    "block_size": "block_size_tokens",
+    "kv_cache_size_tokens": "kv_cache_tokens",
+    "kv_cache_max_concurrency": "max_concurrency",
+}
+
+
+def parse_capacity(metrics: str) -> dict[str, float]:
+    """The capacity in the text of vLLM's `/metrics`, under the plan's names; of the first replica where there are more.
+
+    Versions before 0.24 report blocks only: what is not there is left out.
+
+    Raises:
+        ValueError: the text does not hold vllm:cache_config_info.
+    """
+    found = _METRIC.search(metrics)
+    if found is None:
+        raise ValueError("the metrics hold no vllm:cache_config_info")
+    labels = dict(_LABEL.findall(found["labels"]))
+    values = {}
+    for label, field in _FIELDS.items():
+        try:
+            values[field] = float(labels[label])
+        except (KeyError, ValueError):
+            continue
+    return values
+
+
+def compare(planned: Mapping[str, Any], reported: Mapping[str, float]) -> dict[str, Any]:
+    """Both side by side, and the difference of the KV tokens (else the blocks) in per cent of the plan."""
+    both = {field: {"planned": planned[field], "reported": value} for field, value in reported.items()}
+    measure = "kv_cache_tokens" if "kv_cache_tokens" in both else "num_blocks"
+    wanted = float(planned[measure])
+    percent = round(100 * (reported[measure] - wanted) / wanted, 2) if measure in both and wanted else None
+    return {"schema": 1, "measure": measure, "difference_percent": percent, "values": both}
+
+
+def read_metrics(url: str, timeout_seconds: float = 30.0) -> str:
+    """The text at the engine's metrics route.
+
+    Raises:
+        OSError: no answer.
+    """
+    with urllib.request.urlopen(url, timeout=timeout_seconds) as response:
+        text: str = response.read().decode()
+        return text
+
+
+def record(path: Path, comparison: Mapping[str, Any], *, dry_run: bool) -> bool:
+    """Write the comparison when it is not there as given; returns whether that was (or would be) a change.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps(comparison, indent=1, sort_keys=True) + "\n"
+    if _text(path) == text:
+        return False
+    if not dry_run:
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+    return True
+
+
+def _text(path: Path) -> Optional[str]:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return None
