@@ -7,7 +7,6 @@ missing image is a failure; without it, the test says that it did not run.
 """
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -61,36 +60,11 @@ def cases():
     return made
 
 
-def engine_image():
-    """The image to ask, or a skip (a failure when the engine is required)."""
-    reason = None
-    image = os.environ.get("METALSERVE_ENGINE_IMAGE", "")
-    try:
-        if not image:
-            listing = subprocess.run(
-                ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "metalserve-lab/engine"],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=60,
-            )
-            image = next(iter(listing.stdout.split()), "")
-        if not image:
-            reason = "no engine image: run `make lab`, or set METALSERVE_ENGINE_IMAGE"
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = f"Docker does not answer ({error})"
-    if reason and os.environ.get("METALSERVE_REQUIRE_ENGINE") == "1":
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
-    return image
-
-
 @pytest.fixture(scope="module")
-def answers():
+def answers(engine_image):
     asked = cases()
     command = ["docker", "run", "--rm", "-i", "--network", "none", "--env", "VLLM_LOGGING_LEVEL=ERROR"]
-    command += ["--volume", f"{SCRIPT}:/engine_kv.py:ro", "--entrypoint", "python3", engine_image(), "/engine_kv.py"]
+    command += ["--volume", f"{SCRIPT}:/engine_kv.py:ro", "--entrypoint", "python3", engine_image, "/engine_kv.py"]
     started = subprocess.run(
         command,
         input=json.dumps({"configs": CONFIGS, "cases": asked}),

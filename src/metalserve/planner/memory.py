@@ -17,8 +17,8 @@ import yaml
 
 from metalserve.planner.shape import Shape
 from metalserve.planner.units import GIB, ceil_div
-from metalserve.planner.versions import VllmBehaviour
-from metalserve.planner.weights import Weights
+from metalserve.planner.versions import LISTED_V2_ARCHITECTURES, VllmBehaviour
+from metalserve.planner.weights import Weights, gpt_oss_mxfp4
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def constants() -> dict[str, Any]:
 
 def runner(shape: Shape, release: VllmBehaviour) -> str:
     """Model runner that this release uses for this model: v1 or v2."""
-    if release.v2_runner == "all" or (release.v2_runner == "attention" and not shape.hybrid):
+    if release.v2_runner == "all":
         return "v2"
-    return "v1"
+    return "v2" if release.v2_runner == "listed" and shape.architecture in LISTED_V2_ARCHITECTURES else "v1"
 
 
 def buffers_bytes(shape: Shape, vision: bool) -> int:
@@ -103,19 +103,59 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     tokens = load.max_batched_tokens
     vision = numbers["vision_tokens"] * shape.vision.output * 2 if load.vision and shape.vision else 0
     experts = shape.experts
-    if runner(shape, release) == "v1":
-        width = (2 * experts.per_token + 1) * shape.hidden if experts else 3 * ceil_div(shape.intermediate, tp)
-        own = numbers["v1"]
-        return int(own["base_bytes"] + 2 * width * tokens + own["row_bytes"] * logits + vision)
-    own = numbers["v2"]
     if experts:
         width = 4 * shape.hidden + experts.per_token * (3 * ceil_div(experts.intermediate, tp) + shape.hidden)
     else:
         width = 2 * shape.hidden + 3 * ceil_div(shape.intermediate, tp)
+    if runner(shape, release) == "v1":
+        own = numbers["v1"]
+        # One draft for each row, however many are configured (GPUModelRunner._dummy_sampler_run).
+        row = own["row_bytes_with_draft" if load.draft_tokens else "row_bytes"]
+        forward = 2 * width * tokens if experts and gpt_oss_mxfp4(shape) else 0
+        return int(own["base_bytes"] + max(forward, 2 * _kept_elements(shape, tp) * tokens + row * logits) + vision)
+    own = numbers["v2"]
     row = own["row_bytes"]
     if release.v2_graph_estimate:
         row = own["row_bytes_newer"] + (own["row_bytes_newer_gathered"] if tp > 1 else 0)
     return int(own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
+
+
+def _kept_elements(shape: Shape, tp: int) -> int:
+    """16-bit elements per token that are still held while the V1 runner's profile run samples.
+
+    The fused experts' two workspaces stay (fused_moe/experts/triton_moe.py:workspace_shapes, v1/worker/workspace.py).
+    The monolithic MXFP4 kernels of gpt-oss allocate theirs for the call (experts/gpt_oss_triton_kernels_moe.py).
+    """
+    experts = shape.experts
+    if experts is None:
+        return 3 * ceil_div(shape.intermediate, tp)
+    if gpt_oss_mxfp4(shape):
+        return shape.hidden
+    width = ceil_div(experts.intermediate, tp)
+    return experts.per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden)) + shape.hidden
+
+
+def unprofiled_sampler_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
+    """What verifying all drafts of all sequences takes beyond the profile run.
+
+    V1: the profile verifies one draft for each sequence, each further draft has as many copies of its logits
+    (v1/sample/rejection_sampler.py). V2: the profile verifies none; the logits of all rows, and 32-bit copies in chunks
+    of at most 1 GiB (v1/worker/gpu/spec_decode/rejection_sampler.py of 0.32).
+    """
+    drafts, logits = load.draft_tokens, load.max_sequences * shape.vocabulary
+    if not drafts:
+        return 0
+    numbers = constants()
+    if runner(shape, release) == "v1":
+        return int(numbers["v1"]["row_bytes_further_draft"] * (drafts - 1) * logits)
+    gathered = 2 if load.tensor_parallel_size > 1 else 1
+    copies = min(4 * (1 + drafts) * logits, int(numbers["v2"]["draft_chunk_bytes"]))
+    return 2 * gathered * drafts * logits + copies
+
+
+def unprofiled_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
+    """What the first requests take that the profile run does not see."""
+    return gdn_scratch_bytes(shape, load) + unprofiled_sampler_bytes(shape, release, load)
 
 
 @lru_cache(maxsize=1024)
@@ -191,7 +231,7 @@ def safe_utilization(
         total_bytes
         - used_bytes
         - (outside_bytes(shape, release, load) if outside is None else outside)
-        - gdn_scratch_bytes(shape, load)
+        - unprofiled_bytes(shape, release, load)
         - int(numbers["margin_bytes"])
     )
     large = total_bytes >= 80 * GIB and not load.vision
@@ -223,5 +263,5 @@ def budget(
         + (0 if load.eager else numbers["non_torch_graphs_bytes"]),
         graphs_bytes=inside,
         outside_bytes=outside_bytes(shape, release, load),
-        unprofiled_bytes=gdn_scratch_bytes(shape, load),
+        unprofiled_bytes=unprofiled_bytes(shape, release, load),
     )

@@ -40,19 +40,32 @@ class VllmBehaviour:
     tokens_by_concurrency: bool
     """Whether the reported token count is concurrency x length; before, blocks // groups x smallest block."""
     v2_runner: str
-    """Models on the V2 runner: none, attention (all but hybrids) or all."""
+    """Models on the V2 runner: none, listed (LISTED_V2_ARCHITECTURES) or all."""
     v2_graph_estimate: bool
     """Whether the V2 runner's graphs are taken off the KV budget."""
+    mxfp4_scales_twice: bool
+    """Whether the checkpoint's MXFP4 scales stay beside their reordered copy (Triton backend)."""
     exact_version: bool = True
     """False: not one of the releases that were looked at; planned with a wider margin."""
 
 
 _VLLM = (
-    VllmBehaviour("0.17", 0.90, False, False, False, False, False, False, "none", False),
-    VllmBehaviour("0.20", 0.92, True, True, False, False, False, True, "none", False),
-    VllmBehaviour("0.24", 0.92, True, True, False, False, False, True, "attention", False),
-    VllmBehaviour("0.32", 0.92, True, True, True, False, True, True, "all", True),
-    VllmBehaviour("0.33", 0.92, True, True, True, True, True, True, "all", True),
+    VllmBehaviour("0.17", 0.90, False, False, False, False, False, False, "none", False, True),
+    VllmBehaviour("0.20", 0.92, True, True, False, False, False, True, "none", False, True),
+    VllmBehaviour("0.24", 0.92, True, True, False, False, False, True, "listed", False, True),
+    VllmBehaviour("0.32", 0.92, True, True, True, False, True, True, "all", True, False),
+    VllmBehaviour("0.33", 0.92, True, True, True, True, True, True, "all", True, False),
+)
+# config/vllm.py of 0.24.0, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES; every other model is on the V1 runner there.
+LISTED_V2_ARCHITECTURES = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "GraniteMoeForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+    }
 )
 # Releases with a reading of their own for the points above (0.27: parser only, so it is not among them).
 _SEEN = ("0.17", "0.20", "0.24", "0.32", "0.33")

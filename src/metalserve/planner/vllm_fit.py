@@ -12,7 +12,7 @@ from metalserve.planner.hardware import default_batched_tokens
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.units import gib
 from metalserve.planner.vllm_room import Room, Split, Task, layout, room_on_gpu
-from metalserve.planner.weights import Weights, weights
+from metalserve.planner.weights import Weights, mxfp4_storage, weights
 
 # Sequences that are tried in this order when the deployment names no number; 256 is the engine's default on
 # GPUs below 70 GiB, and on larger ones more sequences only cost activation memory (14 B x vocabulary each).
@@ -150,6 +150,7 @@ def _fit(task: Task, split: Split) -> Fit:
         text_only=wishes.text_only,
         draft=wishes.speculative_tokens > 0,
         fp8_marlin=0 < task.gpus.capability < 89,
+        mxfp4=mxfp4_storage(task.gpus.capability, task.release.mxfp4_scales_twice),
         stored=task.model.stored,
     )
     options: tuple[int, ...] = (wishes.max_sequences,) if wishes.max_sequences else SEQUENCES

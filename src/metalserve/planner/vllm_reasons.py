@@ -51,7 +51,9 @@ def reasons(task: Task, fit: Fit) -> dict[str, str]:
         limit = f"memory_share {wishes.memory_share}" if wishes.memory_share is not None else "the largest safe share"
         taken = f"{gib(budget.outside_bytes)} go to context, communication and runner beside the budget"
         if budget.unprofiled_bytes:
-            taken += f", {gib(budget.unprofiled_bytes)} to the first long prefill, which the engine does not measure"
+            first = "long prefill" if hybrid else "full batch"
+            first += " and the drafts of all sequences" if wishes.speculative_tokens else ""
+            taken += f", {gib(budget.unprofiled_bytes)} to the first {first}, which the engine does not measure"
         said["gpu_memory_utilization"] = f"{limit}: of {gib(budget.total_bytes)} usable, {taken}"
         if gpus.used_bytes:
             said["gpu_memory_utilization"] += f", and {gib(gpus.used_bytes)} are in use by others"

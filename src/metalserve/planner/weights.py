@@ -43,6 +43,37 @@ class Weights:
         return self.text_bytes + self.vision_bytes + self.draft_bytes
 
 
+@dataclass(frozen=True)
+class Mxfp4Storage:
+    """How the engine keeps the MXFP4 experts of gpt-oss (multiples that sizes are rounded up to, in elements)."""
+
+    hidden_multiple: int
+    width_multiple: int
+    scale_rows_multiple: int = 1
+    scales_twice: bool = False
+
+
+def mxfp4_storage(capability: int, scales_twice: bool) -> Mxfp4Storage:
+    """What vLLM makes of MXFP4 experts on a GPU of that compute capability (90 for 9.0).
+
+    Source: 0.24, fused_moe/oracle/mxfp4.py:mxfp4_round_up_hidden_size_and_intermediate_size and the order of backends
+    for gpt-oss (TRT-LLM on 10.x, Triton on 9.0, else Marlin); on 9.0 the scales' rows are filled up to 2 x 8 warps x 16
+    (triton_kernels hopper_scale.py). `scales_twice`: up to 0.31 the checkpoint's scales stay loaded beside the
+    reordered ones; 0.32 drops them (convert_gpt_oss_weight_to_mxfp4_moe_kernel_format).
+    """
+    if capability // 10 == 10:
+        return Mxfp4Storage(hidden_multiple=256, width_multiple=256)
+    if capability // 10 == 9:
+        return Mxfp4Storage(hidden_multiple=1, width_multiple=64, scale_rows_multiple=256, scales_twice=scales_twice)
+    return Mxfp4Storage(hidden_multiple=256, width_multiple=128)
+
+
+def gpt_oss_mxfp4(shape: Shape) -> bool:
+    """Whether this is gpt-oss with its MXFP4 experts."""
+    method = shape.quantization.method if shape.quantization else None
+    return shape.architecture.startswith("GptOss") and method == "mxfp4"
+
+
 def weights(
     shape: Shape,
     *,
@@ -53,6 +84,7 @@ def weights(
     text_only: bool = False,
     draft: bool = False,
     fp8_marlin: bool = False,
+    mxfp4: Mxfp4Storage | None = None,
     stored: StoredBytes | None = None,
 ) -> Weights:
     """Weight bytes on the fullest GPU.
@@ -61,6 +93,8 @@ def weights(
 
     `fp8_marlin`: FP8 below compute capability 8.9 runs weight-only and keeps its block scales expanded, about
     1.6 % more (one 16-bit scale per 128 inputs and output row).
+
+    `mxfp4`: how the engine keeps the experts of gpt-oss; None: as in the checkpoint.
     """
     if stored is not None:
         return _scaled(
@@ -75,12 +109,14 @@ def weights(
                 text_only=text_only,
                 draft=draft,
                 fp8_marlin=fp8_marlin,
+                mxfp4=mxfp4,
             ),
             text_only=text_only,
             draft=draft,
         )
     expert_ranks = tensor_parallel_size * data_parallel_size
-    text = _stage(list(_text(shape, tensor_parallel_size, expert_ranks, expert_parallel)), pipeline_parallel_size)
+    tensors = list(_text(shape, tensor_parallel_size, expert_ranks, expert_parallel, mxfp4))
+    text = _stage(tensors, pipeline_parallel_size)
     return Weights(
         text_bytes=_sum(shape, text, fp8_marlin),
         vision_bytes=0
@@ -185,7 +221,9 @@ def _stage(tensors: list[Tensor], stages: int) -> list[Tensor]:
     return kept
 
 
-def _text(shape: Shape, tp: int, expert_ranks: int, expert_parallel: bool) -> Iterator[Tensor]:
+def _text(
+    shape: Shape, tp: int, expert_ranks: int, expert_parallel: bool, mxfp4: Mxfp4Storage | None = None
+) -> Iterator[Tensor]:
     vocabulary = ceil_div(ceil_div(shape.vocabulary, VOCABULARY_PADDING) * VOCABULARY_PADDING, tp)
     yield Tensor("embed_tokens", vocabulary * shape.hidden, linear=False)
     if not shape.tied_embeddings:
@@ -194,7 +232,9 @@ def _text(shape: Shape, tp: int, expert_ranks: int, expert_parallel: bool) -> It
     yield from _attention(shape, tp, attention)
     yield from _gated_delta_net(shape, tp, shape.linear_layers)
     yield from _mlp(shape.hidden, shape.intermediate, tp, shape.dense_layers)
-    if shape.experts:
+    if shape.experts and mxfp4 and gpt_oss_mxfp4(shape):
+        yield from _gpt_oss_experts(shape, shape.experts, expert_ranks, expert_parallel, mxfp4)
+    elif shape.experts:
         yield from _moe(shape, shape.experts, tp, expert_ranks, expert_parallel, shape.moe_layers)
     yield Tensor("norm", shape.hidden, 2 * len(shape.layers) + 1, linear=False)
     if shape.architecture.startswith("Gemma3"):
@@ -230,6 +270,9 @@ def _attention(shape: Shape, tp: int, layers: int) -> Iterator[Tensor]:
     yield Tensor("self_attn.o_proj", heads * shape.head_dim * shape.hidden, layers)
     if shape.attention_bias:
         yield Tensor("bias", query + 2 * keys, layers, linear=False)
+    if shape.architecture.startswith("GptOss"):
+        # Bias of the output projection, and one sink for each head (models/gpt_oss.py).
+        yield Tensor("bias", shape.hidden + heads, layers, linear=False)
     if shape.query_norm:
         yield Tensor("qk_norm", 2 * shape.head_dim, layers, linear=False)
 
@@ -272,6 +315,29 @@ def _moe(shape: Shape, experts: Experts, tp: int, ranks: int, expert_parallel: b
         yield Tensor("mlp.shared_expert.down_proj", shape.hidden * width, layers)
     if experts.shared_gate:
         yield Tensor("mlp.shared_expert_gate", shape.hidden, layers, linear=False)
+
+
+def _gpt_oss_experts(
+    shape: Shape, experts: Experts, ranks: int, expert_parallel: bool, mxfp4: Mxfp4Storage
+) -> Iterator[Tensor]:
+    """The experts as the MXFP4 kernels keep them; biases in 32 bit; the router has a bias too."""
+    layers = shape.moe_layers
+    count = ceil_div(experts.count, ranks) if expert_parallel else experts.count
+    width = experts.intermediate if expert_parallel else ceil_div(experts.intermediate, ranks)
+    width = _round_up(width, mxfp4.width_multiple)
+    hidden = _round_up(shape.hidden, mxfp4.hidden_multiple)
+    yield Tensor("mlp.experts", 3 * hidden * width * count, layers)
+    rows = mxfp4.scale_rows_multiple
+    # One 8-bit scale per 32 inputs: 2 x width rows of hidden inputs, hidden rows of width inputs.
+    filled = (_round_up(2 * width, rows) - 2 * width) * hidden + (_round_up(hidden, rows) - hidden) * width
+    again = 3 * hidden * width if mxfp4.scales_twice else 0
+    yield Tensor("expert_scales", (filled + again) * count // 32, layers, linear=False, bytes_per_element=1)
+    yield Tensor("expert_bias", (2 * width + hidden) * count, layers, linear=False, bytes_per_element=4)
+    yield Tensor("mlp.gate", experts.count * (shape.hidden + 1), layers, linear=False)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return ceil_div(size, multiple) * multiple
 
 
 def _draft(shape: Shape, tp: int, expert_ranks: int, expert_parallel: bool) -> Iterator[Tensor]:

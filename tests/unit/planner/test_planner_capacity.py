@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planner_examples import CAPACITY, FIXTURES, H200, SHAPES, TINY
+from planner_examples import CAPACITY, FIXTURES, H200, PREDICTED, SHAPES, TINY
 
 from metalserve import catalogue
 from metalserve.errors import Refusal
@@ -92,11 +92,12 @@ def test_public_log_of_a_27b_on_two_cards():
     assert round(found.max_concurrency, 2) == 2.31
 
 
-@pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
+@pytest.mark.parametrize("run", H200["runs"] + PREDICTED["runs"], ids=lambda r: r["name"])
 def test_equal_to_the_started_engines(run):
     found = kv_capacity(
         config_of(run["model"]),
-        tensor_parallel_size=run["tensor_parallel_size"],
+        tensor_parallel_size=run.get("tensor_parallel_size", 1),
+        num_speculative_tokens=run.get("draft_tokens", 0),
         available_bytes=run["available_kv_bytes"],
         max_model_len=run["max_model_len"],
         kv_cache_dtype=run["kv_cache_dtype"],
