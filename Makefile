@@ -86,6 +86,9 @@ test: lint unit differential molecule ## All of it
 test-all: test ## The same; larger scenarios will join here
 
 .PHONY: ci-clean
-ci-clean: 
+ci-clean: ## Stop what the tests started: scenario hosts, registry, mirror, and the daemon if it was started here
+	@lab/down
+
+.PHONY: bench
 bench: $(VENV)/.dev ## Measure the times of demo, no-change run and start, and print a table
 	python benchmarks/measure.py

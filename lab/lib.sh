@@ -3,6 +3,8 @@ set -euo pipefail
 
 LAB_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PROJECT_DIR=$(dirname "$LAB_DIR")
+# Not set for services and cron; Ansible and pip want it too.
+export HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
 LAB_CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/metalserve/lab
 # The project's virtual environment, made by `make venv`.
 LAB_PYTHON=$PROJECT_DIR/.venv/bin/python

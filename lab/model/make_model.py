@@ -1,4 +1,4 @@
-"""Make the lab's small model: the class of Qwen3.6-35B-A3B, 1.5 M parameters, taught the gate's questions by heart.
+"""Make the lab's small model: the class of Qwen3.6-35B-A3B, 1.8 M parameters, taught the gate's questions by heart.
 
 Runs inside the engine image (torch and transformers are there). The result is a directory that vLLM serves:
 config.json, model.safetensors, the tokenizer and the chat template. The same seed gives the same answers.

@@ -12,12 +12,15 @@ from typing import Any
 
 from metalserve import catalogue
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
+from metalserve.engines.versions import plain_version, version_key
 from metalserve.errors import Refusal
 from metalserve.planner import assign_gpus, make_plan
 from metalserve.release import Release, build_release
 from metalserve.remote.weights import WeightsError, manifest_sha256
 
 DEFAULT_SOURCES = ("https://huggingface.co/{huggingface}/resolve/{revision}",)
+# docs.nvidia.com, security bulletin of July 2025 for the NVIDIA Container Toolkit.
+TOOLKIT_FLOOR = "1.17.8"
 # What the unit mounts into the container, by the names of the engine's start command.
 CONTAINER_PATHS = {"config": "/release/engine.yaml", "model": "/models/${METALSERVE_MODEL_KEY}"}
 DEFAULTS: dict[str, Any] = {
@@ -198,12 +201,36 @@ def check_driver(facts: Mapping[str, Any]) -> None:
             needed="a loaded NVIDIA driver that fits its userland",
             change="install or reload the driver (580 or newer for the pinned images), then run again",
         )
+    toolkit = (facts.get("container_toolkit") or {}).get("version")
+    if toolkit and version_key(plain_version(toolkit)) < version_key(TOOLKIT_FLOOR):
+        raise Refusal(
+            found=f"NVIDIA container toolkit {toolkit}",
+            needed=f"{TOOLKIT_FLOOR} or newer: older ones let a container take over its host (CVE-2025-23266)",
+            change="upgrade nvidia-container-toolkit on the host",
+        )
     if "container_toolkit" in facts and not (facts["container_toolkit"] or {}).get("version"):
         raise Refusal(
             found="GPUs with a working driver and no NVIDIA container toolkit",
             needed="nvidia-ctk and the CDI specification that it writes: engines get their GPUs as CDI devices",
             change="install nvidia-container-toolkit 1.17.8 or newer and run `nvidia-ctk cdi generate`",
         )
+
+
+def check_holders(deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Refuse GPUs that an engine of a deployment which has left the inventory still holds.
+
+    Raises:
+        Refusal: naming that deployment.
+    """
+    names = {item["name"] for item in deployments}
+    for holder in (facts.get("driver") or {}).get("holders") or []:
+        if holder.get("deployment") and holder["deployment"] not in names:
+            raise Refusal(
+                found=f"the deployment {holder['deployment']}, which is not in the inventory, still holds GPUs "
+                f"(process {holder.get('process')}, pid {holder.get('pid')})",
+                needed="GPUs that no engine of another deployment holds",
+                change=f"`systemctl disable --now vllm@{holder['deployment']}` (or sglang@) on it, or keep its entry",
+            )
 
 
 def check_engine_driver(engine: EngineInfo, facts: Mapping[str, Any]) -> None:
@@ -272,6 +299,7 @@ def serving_releases(
     gpus = facts.get("gpus") or []
     if gpus:
         check_driver(facts)
+        check_holders(checked, facts)
         assigned = assign_gpus(facts, checked)
         for item in checked:
             if item["gpus"] != "all":

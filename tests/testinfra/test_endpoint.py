@@ -40,7 +40,9 @@ def test_docker_is_new_enough_and_configured(host):
 def test_settings_of_others_survive_in_daemon_json(host, pytestconfig):
     if "molecule" not in str(pytestconfig.getoption("ansible_inventory")):
         pytest.skip("only the Molecule scenario leaves a foreign setting before the first run")
-    assert json.loads(host.file("/etc/docker/daemon.json").content_string)["max-concurrent-downloads"] == 4
+    configuration = json.loads(host.file("/etc/docker/daemon.json").content_string)
+    assert configuration["max-concurrent-downloads"] == 4
+    assert (configuration["log-driver"], configuration["log-opts"]) == ("journald", {"tag": "lab"})
 
 
 def test_container_runs_the_pinned_digest(host, endpoint, release, variables):

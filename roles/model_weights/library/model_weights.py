@@ -80,6 +80,10 @@ healed_files:
   description: Published files that were damaged or missing and have been replaced.
   returned: success
   type: list
+pending:
+  description: In check mode, whether a real run has something to fetch or to write down.
+  returned: success
+  type: bool
 message:
   description: What was done, in one sentence.
   returned: success
@@ -133,6 +137,7 @@ def main() -> None:
         fetched_bytes=outcome.fetched_bytes,
         healed_files=list(outcome.healed_files),
         message=outcome.message,
+        pending=bool(outcome.fetched_files) or outcome.record_stale,
     )
 
 

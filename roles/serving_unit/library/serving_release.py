@@ -69,6 +69,10 @@ running:
   description: The release that the running container was started from, or null.
   returned: always
   type: str
+stale:
+  description: Whether the unit must be started (again), because it does not run or runs another release.
+  returned: always
+  type: bool
 unit_state:
   description: C(running), C(stopped), or C(failing) for a unit that failed or that systemd keeps starting again.
   returned: always
@@ -87,6 +91,18 @@ STOPPED = ("inactive", "dead")
 LABEL = '{{ index .Config.Labels "metalserve.release" }}'
 
 
+def running_release(module: AnsibleModule, deployment: str) -> str | None:
+    """The release of the deployment's container; None without one. Not being able to ask is no answer."""
+    if module.get_bin_path("docker") is None:
+        return None
+    status, out, err = module.run_command(["docker", "inspect", "--format", LABEL, f"metalserve-{deployment}"])
+    if status != 0 and "no such" not in err.lower():
+        module.fail_json(
+            msg=f"Docker does not say what runs for {deployment}: {err.strip()}. Needed: a Docker that answers."
+        )
+    return out.strip() or None if status == 0 else None
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -102,7 +118,7 @@ def main() -> None:
     wanted = module.params
     root, name, release_id = Path(wanted["root"]), wanted["deployment"], wanted["release_id"]
     before = active_release(root, name)
-    running = run_command(["docker", "inspect", "--format", LABEL, f"metalserve-{name}"]).strip()
+    running = running_release(module, name)
     state = run_command(["systemctl", "show", wanted["unit"], "--property=ActiveState,SubState"])
     properties = dict(line.split("=", 1) for line in state.splitlines())
     pair = (properties.get("ActiveState", ""), properties.get("SubState", ""))
@@ -112,14 +128,16 @@ def main() -> None:
             changed = activate_release(root, name, release_id, dry_run=module.check_mode) or changed
     except OSError as error:
         module.fail_json(msg=f"The release {release_id} of {name} could not be written: {error}.")
+    unit_state = "running" if pair == RUNNING else "stopped" if pair in (STOPPED, ("", "")) else "failing"
     module.exit_json(
         changed=changed,
+        stale=unit_state != "running" or running != release_id,
         unit=wanted["unit"],
         release_id=release_id,
         directory=str(root / name / "releases" / release_id),
         active_before=before,
-        running=running or None,
-        unit_state="running" if pair == RUNNING else "stopped" if pair in (STOPPED, ("", "")) else "failing",
+        running=running,
+        unit_state=unit_state,
         diff={"before": f"{name}: {before}\n", "after": f"{name}: {release_id}\n"} if before != release_id else {},
     )
 

@@ -64,6 +64,12 @@ def check_environment(engine: str, mapping: Mapping[str, Any]) -> dict[str, str]
         claim = claim_of_name(engine, name)
         if claim is not None:
             raise _refuse(name, f"the variable {name}. {claim.truth}", claim.instead[engine])
+        if name.startswith("DOCKER_") or name in ("HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"):
+            raise _refuse(
+                name,
+                f"the variable {name}, which the docker command on the host would read as well",
+                "a variable of the engine; the container's own paths come with its image",
+            )
         if name.startswith("METALSERVE_"):
             raise _refuse(name, f"the variable {name}", "a name without METALSERVE_; those belong to the release")
         if name in owned_variables():

@@ -9,6 +9,7 @@ Every step is one rename: a run killed at any point leaves the old state or the 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -40,6 +41,9 @@ def stage_release(root: Path, deployment: str, release_id: str, files: Mapping[s
     work.mkdir(parents=True)
     for name, text in files.items():
         (work / name).write_text(text, encoding="utf-8")
+        # A power cut must not leave an empty file behind a link that looks right.
+        with (work / name).open("rb") as stream:
+            os.fsync(stream.fileno())
         (work / name).chmod(0o644)
     if target.exists():
         # Damaged by hand: the files are replaced one by one, what else lies there (the gate's result) stays.
@@ -53,7 +57,9 @@ def stage_release(root: Path, deployment: str, release_id: str, files: Mapping[s
 
 
 def activate_release(root: Path, deployment: str, release_id: str, *, dry_run: bool) -> bool:
-    """Point `current` at the release and `previous` at what was current; returns whether that was a change.
+    """Point `current` at the release; returns whether that was a change.
+
+    `previous` then names what was current, if its gate has passed: it is the way back, and a refused release is none.
 
     Raises:
         OSError: a link cannot be written.
@@ -63,10 +69,19 @@ def activate_release(root: Path, deployment: str, release_id: str, *, dry_run: b
         return False
     if not dry_run:
         # `previous` first: between the two renames both links name releases that exist.
-        if before is not None:
+        if before is not None and has_passed(root, deployment, before):
             _link(root / deployment / "previous", before)
         _link(root / deployment / "current", release_id)
     return True
+
+
+def has_passed(root: Path, deployment: str, release_id: str) -> bool:
+    """Whether the gate's last verdict on a release, kept beside it, was that it may take traffic."""
+    try:
+        record = json.loads((root / deployment / "releases" / release_id / "gate.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("passed") is True
 
 
 def _link(path: Path, release_id: str) -> None:

@@ -25,7 +25,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -68,6 +68,8 @@ class Outcome:
     fetched_bytes: int
     healed_files: tuple[str, ...]
     message: str
+    record_stale: bool = False
+    """All files are right, but they had to be hashed to know it: a real run would write that down."""
 
 
 def parse_manifest(files: Sequence[Mapping[str, Any]]) -> tuple[FileEntry, ...]:
@@ -168,7 +170,8 @@ def ensure_model(
         bad = _damaged(final, entries, full_hash=full_hash) if final.is_dir() else list(entries)
         needed_bytes = _still_needed(incoming, bad)
         _check_space(models_dir, needed_bytes, model, reserve_bytes)
-        return _outcome(final, bad, needed_bytes, [], final.is_dir(), "would fetch")
+        outcome = _outcome(final, bad, needed_bytes, [], final.is_dir(), "would fetch")
+        return replace(outcome, record_stale=not bad and _record_rows(final, entries) != _read_record(final))
 
     incoming.parent.mkdir(parents=True, exist_ok=True)
     with _locked(incoming.with_name(incoming.name + ".lock"), lock_timeout_seconds):
@@ -227,8 +230,7 @@ def _drop_strangers(incoming: Path, entries: Sequence[FileEntry]) -> None:
             path.unlink()
 
 
-def _write_record(directory: Path, entries: Sequence[FileEntry]) -> None:
-    """Write down size and mtime of files that are proven, unless that is what the record says."""
+def _record_rows(directory: Path, entries: Sequence[FileEntry]) -> dict[str, dict[str, Any]]:
     rows = {}
     for entry in entries:
         status = (directory / entry.path).stat()
@@ -237,6 +239,12 @@ def _write_record(directory: Path, entries: Sequence[FileEntry]) -> None:
             "mtime_ns": status.st_mtime_ns,
             "sha256": entry.sha256,
         }
+    return rows
+
+
+def _write_record(directory: Path, entries: Sequence[FileEntry]) -> None:
+    """Write down size and mtime of files that are proven, unless that is what the record says."""
+    rows = _record_rows(directory, entries)
     if rows == _read_record(directory):
         return
     temporary = directory / (RECORD_NAME + ".new")

@@ -22,6 +22,11 @@ def stage(root, release_id=A, files=FILES, *, dry_run=False):
     return stage_release(root, "tiny", release_id, files, dry_run=dry_run)
 
 
+def passed(root, release_id, verdict=True):
+    """The gate's record beside a release."""
+    (root / "tiny" / "releases" / release_id / "gate.json").write_text(f'{{"passed": {str(verdict).lower()}}}')
+
+
 def activate(root, release_id, *, dry_run=False):
     return activate_release(root, "tiny", release_id, dry_run=dry_run)
 
@@ -136,16 +141,31 @@ def test_previous_is_what_was_current(tmp_path):
     for release_id in (A, B, C):
         stage(tmp_path, release_id)
         activate(tmp_path, release_id)
+        passed(tmp_path, release_id)
     assert links(tmp_path) == {"current": f"releases/{C}", "previous": f"releases/{B}"}
     # A return to the release before.
     assert activate(tmp_path, B) is True
     assert links(tmp_path) == {"current": f"releases/{B}", "previous": f"releases/{C}"}
 
 
+@pytest.mark.parametrize("verdict", [False, None])
+def test_a_release_that_has_not_passed_is_no_way_back(tmp_path, verdict):
+    for release_id in (A, B, C):
+        stage(tmp_path, release_id)
+    activate(tmp_path, A)
+    passed(tmp_path, A)
+    activate(tmp_path, B)
+    if verdict is not None:
+        passed(tmp_path, B, verdict)
+    activate(tmp_path, C)
+    assert links(tmp_path) == {"current": f"releases/{C}", "previous": f"releases/{A}"}
+
+
 def test_activating_what_is_active_changes_nothing(tmp_path):
     for release_id in (A, B):
         stage(tmp_path, release_id)
         activate(tmp_path, release_id)
+        passed(tmp_path, release_id)
     assert activate(tmp_path, B) is False
     assert links(tmp_path) == {"current": f"releases/{B}", "previous": f"releases/{A}"}
 
@@ -171,6 +191,7 @@ def test_a_run_that_dies_between_the_links_leaves_two_that_exist(tmp_path, monke
     for release_id in (A, B):
         stage(tmp_path, release_id)
     activate(tmp_path, A)
+    passed(tmp_path, A)
     replace = os.replace
 
     def die_at_current(source, target):
