@@ -65,18 +65,23 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 unit: $(VENV)/.dev ## Unit tests
 	python -m pytest
 
+# Asked first, before minutes of downloads.
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo 'the lab builds systems and runs containers, which needs root: sudo make ...' >&2; exit 1; }
+
 .PHONY: built-lab
-built-lab: $(VENV)/.runtime
+built-lab: root $(VENV)/.runtime
 	@lab/install
 	@lab/dockerd start
 	@lab/build
 
 .PHONY: differential
-differential: $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
+differential: root $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
 	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
 
 .PHONY: molecule
-molecule: $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
+molecule: root $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
 .PHONY: test
