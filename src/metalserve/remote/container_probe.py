@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 from . import cuda_probe
@@ -97,3 +99,51 @@ def _cause(text: str) -> str:
     """The line that says what went wrong: Docker writes a hint on its help after it."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     return next((line for line in lines if "rror" in line), lines[-1] if lines else "")
+
+
+def proof_key(image: str, devices: Sequence[str], specs: Sequence[str], root: str = "/") -> str:
+    """What a passed probe stands for: the same boot, driver, CDI specification, image and devices.
+
+    Args:
+        image: the image that was probed.
+        devices: CDI names.
+        specs: paths of the CDI specifications.
+        root: where /proc and /sys begin.
+
+    """
+    parts = [image, *devices]
+    for path in ("/proc/sys/kernel/random/boot_id", "/sys/module/nvidia/version", *specs):
+        try:
+            parts.append(Path(root.rstrip("/") + path).read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            parts.append("")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def read_proofs(path: str) -> dict[str, str]:
+    """The keys of the probes that have passed, by image; nothing where the file is not there or not readable."""
+    try:
+        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(image): str(key) for image, key in kept.items()} if isinstance(kept, dict) else {}
+
+
+def write_proofs(path: str, proofs: dict[str, str]) -> None:
+    """Keep them; a killed writer leaves the old file."""
+    place = Path(path)
+    place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = place.with_suffix(".new")
+    new.write_text(json.dumps(proofs, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    new.replace(place)
+
+
+def has_passed(steps: Sequence[Step], uuids: Sequence[str]) -> bool:
+    """Both steps ran, CUDA and memory worked in both, and the GPUs were those of the host (where they are known)."""
+    return [step.when for step in steps] == ["start", "daemon_reload"] and all(
+        step.answer is not None
+        and step.answer["ok"]
+        and all(one["memory_works"] for one in step.answer["devices"])
+        and (not uuids or sorted(one["uuid"] for one in step.answer["devices"]) == sorted(uuids))
+        for step in steps
+    )

@@ -119,3 +119,61 @@ def test_the_container_is_removed_when_the_probe_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         container_probe.probe_container(IMAGE, ["nvidia.com/gpu=all"], docker)
     assert docker.words[-1] == "docker rm"
+
+
+def steps_with(answers):
+    return [
+        container_probe.Step(when, answer, None)
+        for when, answer in zip(("start", "daemon_reload"), answers, strict=False)
+    ]
+
+
+def good(*uuids, works=True):
+    return {"ok": True, "devices": [{"uuid": uuid, "memory_works": works} for uuid in uuids]}
+
+
+@pytest.mark.parametrize(
+    ("answers", "uuids", "passed"),
+    [
+        ([good("a", "b"), good("b", "a")], ["b", "a"], True),
+        ([good("a"), good("a")], [], True),
+        ([good("a"), good("a")], ["a", "b"], False),
+        ([good("a")], ["a"], False),
+        ([good("a"), {"ok": False, "devices": []}], ["a"], False),
+        ([good("a"), None], ["a"], False),
+        ([good("a"), good("a", works=False)], ["a"], False),
+    ],
+)
+def test_what_counts_as_passed(answers, uuids, passed):
+    assert container_probe.has_passed(steps_with(answers), uuids) is passed
+
+
+@pytest.mark.parametrize("changed", ["proc/sys/kernel/random/boot_id", "sys/module/nvidia/version", "run/nvidia.yaml"])
+def test_a_proof_ends_with_the_boot_the_driver_and_the_specification(tmp_path, changed):
+    for name in ("proc/sys/kernel/random/boot_id", "sys/module/nvidia/version", "run/nvidia.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text("before")
+
+    def key(image=IMAGE, devices=("nvidia.com/gpu=all",)):
+        return container_probe.proof_key(image, devices, ["/run/nvidia.yaml"], str(tmp_path))
+
+    before = key()
+    assert key() == before
+    assert key(image="other") != before
+    assert key(devices=("nvidia.com/gpu=0",)) != before
+    (tmp_path / changed).write_text("after")
+    assert key() != before
+
+
+def test_proofs_are_kept(tmp_path):
+    path = str(tmp_path / "new" / "proofs.json")
+    assert container_probe.read_proofs(path) == {}
+    container_probe.write_proofs(path, {IMAGE: "key"})
+    assert container_probe.read_proofs(path) == {IMAGE: "key"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_broken_file_of_proofs_proves_nothing(tmp_path, text):
+    (tmp_path / "proofs.json").write_text(text)
+    assert container_probe.read_proofs(str(tmp_path / "proofs.json")) == {}
