@@ -130,7 +130,7 @@ ansible_facts:
         container_toolkit: {description: version., type: dict}
         cdi:
           description:
-            - "specs: for each specification of NVIDIA devices its path, driver_version (null where it names none), devices."
+            - "specs: path, driver_version (null where it names none) and devices of each NVIDIA specification."
           type: dict
         listening: {description: "TCP listeners: address, port, pid, process, deployment.", type: list}
         probe_errors: {description: "What could not be read and why: probe, error.", type: list}
