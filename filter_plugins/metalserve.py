@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, planner
+from metalserve import catalogue, deployments, driver, planner
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 
@@ -72,6 +72,11 @@ def lock_requests(
     return deployments.lock_requests(items, inputs)
 
 
+def driver_action(facts: dict[str, Any], wanted_version: str, **options: Any) -> dict[str, Any]:
+    """What has to happen to a host's NVIDIA driver."""
+    return driver.driver_action(facts, wanted_version, **options)
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -84,5 +89,6 @@ class FilterModule:
             plan_table,
             gate_endpoints,
             lock_requests,
+            driver_action,
         )
         return {function.__name__: _filter(function) for function in faces}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from metalserve import catalogue, deployments, planner
+from metalserve import catalogue, deployments, driver, planner
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen3.6-35b-a3b-fp8"
@@ -80,6 +80,9 @@ ANSWERS = {
             }
         ],
     },
+    "facts | driver_action('580.178.04', reboot_allowed=true)": driver.driver_action(
+        HOST, "580.178.04", reboot_allowed=True
+    ),
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
@@ -94,6 +97,10 @@ REFUSALS = {
     ),
     f"'{MODEL}' | serving_plan(facts, engine='tgi')": (
         "engine 'tgi'. Needed: vllm or sglang. Change: set `engine` to one of them."
+    ),
+    "facts | driver_action('580')": (
+        "driver version '580'. Needed: a complete version, such as 580.178.04, so that every host and every package "
+        "gets the same. Change: nvidia_driver_version."
     ),
     "[{'name': 'qwen', 'engine': 'vlm', 'model': 'm', 'port': 1}] | lock_requests": (
         "engine 'vlm' of the deployment qwen. Needed: one of vllm, sglang. "
