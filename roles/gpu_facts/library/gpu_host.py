@@ -173,7 +173,8 @@ def main() -> None:
                 msg=f"{name} contains {', '.join(map(repr, relative))}. Needed: absolute paths. "
                 f"Change: gpu_facts_{name}."
             )
-    packed = module.params["pynvml"]
+    # The NVML library of this machine does not answer for a host that is only a tree of files.
+    packed = module.params["pynvml"] if module.params["root"] == "/" else None
     facts = collect(
         module.params["root"],
         module.params["disk_paths"],

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from .host_probe import Host
-from .weights import RECORD_NAME
 
 _INCOMING = ".incoming"
 
@@ -34,6 +33,7 @@ def _entry(host: Host, place: str, key: str, revision: str, *, published: bool) 
     size_bytes = 0
     for parent, _directories, names in os.walk(host.files.path(place)):
         for name in names:
-            if name != RECORD_NAME:
+            # The record of weights.py is not part of the model; no model has hidden files.
+            if not name.startswith("."):
                 size_bytes += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118
     return {"key": key, "revision": revision, "published": published, "size_bytes": size_bytes}
