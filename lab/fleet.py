@@ -116,7 +116,7 @@ def _machine(tree: Tree) -> None:
             ("nvidia-imex", "not-found", "inactive"),
         )
     )
-    tree.command("systemctl", {"show": services})
+    tree.command("systemctl", {"show": services, "--version": "systemd 257 (257.9-1)"})
 
 
 def _address(index: int) -> str:

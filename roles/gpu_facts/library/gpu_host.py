@@ -85,6 +85,7 @@ ansible_facts:
         architecture: {description: Machine architecture., type: str, sample: x86_64}
         os: {description: "id, version_id and like (a list that begins with the id) of /etc/os-release.", type: dict}
         virtualization: {description: "none on bare metal, else the word of systemd-detect-virt.", type: str}
+        systemd: {description: Release of systemd., type: int, sample: 257}
         services:
           description: "State of NVIDIA's services: active, inactive, failed or missing; null where systemd is silent."
           type: dict

@@ -45,6 +45,21 @@ def docker_check(facts: Mapping[str, Any], options: DockerOptions) -> Check:
     return ok("docker", f"Docker {version}")
 
 
+def systemd_check(facts: Mapping[str, Any], options: DockerOptions) -> Check | None:
+    """The release of systemd; None where the host told none."""
+    release = facts.get("systemd")
+    if release is None:
+        return None
+    if release < options.minimum_systemd:
+        return refused(
+            "systemd",
+            found=f"systemd {release}",
+            needed=f"{options.minimum_systemd} or newer, which verifies template units",
+            change="use Debian 12 or Ubuntu 24.04, or newer",
+        )
+    return ok("systemd", f"systemd {release}")
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     numbers = []
     for part in version.split("."):
@@ -60,6 +75,7 @@ def disk_checks(
 ) -> list[Check]:
     """Images and weights that are not on the host yet against the free space of their disks."""
     needs: dict[str, list[tuple[str, int]]] = {}
+    directories: dict[str, list[str]] = {}
     free: dict[str, int] = {}
     unknown = []
     for directory, what, size_bytes in [
@@ -71,7 +87,9 @@ def disk_checks(
             unknown.append(directory)
             continue
         free[disk["mount"]] = disk["free_bytes"]
-        needs.setdefault(disk["mount"], []).append((f"{_gib(size_bytes)} GiB for {what}", size_bytes))
+        needs.setdefault(disk["mount"], []).append((f"{_gib(size_bytes)} GiB {what}", size_bytes))
+        if directory not in directories.setdefault(disk["mount"], []):
+            directories[disk["mount"]].append(directory)
     checks = []
     for mount, parts in needs.items():
         wanted = sum(size for _text, size in parts)
@@ -80,7 +98,7 @@ def disk_checks(
             checks.append(
                 refused(
                     "disk",
-                    found=f"the disk of {mount} has {_gib(free[mount])} GiB free",
+                    found=f"The disk of {' and '.join(directories[mount])} has {_gib(free[mount])} GiB free",
                     needed=f"{_gib(wanted)} GiB: {texts}",
                     change=f"free {_gib(wanted - free[mount])} GiB there, or move model_weights_dir or "
                     "Docker's data-root",
@@ -110,7 +128,7 @@ def _images(
         name = str(image["reference"]).rsplit(":", 1)[0]
         if f"{name}@{image['digest']}" not in present:
             found[image["reference"]] = int((image.get("compressed_bytes") or 0) * options.unpack_factor)
-    return [(options.directory, f"the image {reference}", size) for reference, size in found.items()]
+    return [(options.directory, f"to pull and unpack {reference}", size) for reference, size in found.items()]
 
 
 def _weights(
@@ -125,8 +143,8 @@ def _weights(
         missing = max(0, total - have.get((model["key"], model["revision"]), 0))
         if missing:
             found[model["key"], model["revision"]] = missing
-    rows = [(models_dir, f"the weights of {key}", size) for (key, _revision), size in found.items()]
-    return [*rows, (models_dir, "the reserve", reserve_bytes)] if rows else []
+    rows = [(models_dir, f"for the weights of {key}", size) for (key, _revision), size in found.items()]
+    return [*rows, (models_dir, "in reserve", reserve_bytes)] if rows else []
 
 
 def memory_check(facts: Mapping[str, Any], releases: Sequence[Mapping[str, Any]]) -> Check | None:

@@ -16,6 +16,7 @@ GROUPS = ("host", "gpus", "driver", "cuda", "toolkit", "health", "links", "disk"
 # Every check and its column. Those of a GPU's health have the names of metalserve.health.
 GROUP_OF = {
     "facts": "host",
+    "systemd": "host",
     "docker": "host",
     "memory": "host",
     "expected": "gpus",

@@ -69,7 +69,8 @@ def host_verdict(
         return _sum_up([from_refusal("expected", refusal)], options)
     gpus = facts.get("gpus") or []
     outlook = driver_outlook(facts, options.driver, today) if gpus else DriverOutlook((), None)
-    checks: list[Check] = [capacity.docker_check(facts, options.docker)]
+    systemd = capacity.systemd_check(facts, options.docker)
+    checks = [*([systemd] if systemd else []), capacity.docker_check(facts, options.docker)]
     releases: list[dict[str, Any]] = []
     try:
         releases = serving.serving_releases(deployments, _after(facts, outlook), inputs, check_host=False)

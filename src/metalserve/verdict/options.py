@@ -50,12 +50,14 @@ class DockerOptions:
 
     Attributes:
         minimum_version: the oldest Docker that resolves CDI devices.
+        minimum_systemd: the oldest systemd that verifies template units, as the role asks for.
         directory: where Docker keeps its images.
         unpack_factor: disk that an image takes in all, as a multiple of its compressed size.
         refusal: what the role docker_engine said against this host, empty where nothing.
     """
 
     minimum_version: str = "26.0"
+    minimum_systemd: int = 252
     directory: str = "/var/lib/docker"
     unpack_factor: float = 3.5
     refusal: str = ""

@@ -424,6 +424,12 @@ def test_cdi_specifications(specs, words):
     assert words in refusal(a_host(cdi={"specs": specs}), "cdi", toolkit={"manage": False}).found
 
 
+def test_a_systemd_that_is_too_old():
+    found = refusal(a_host(systemd=249), "systemd")
+    assert (found.found, found.needed) == ("systemd 249", "252 or newer, which verifies template units")
+    assert row(judge(a_host(systemd=257)), "systemd").verdict == "ok"
+
+
 def test_a_docker_that_is_too_old():
     found = refusal(a_host(docker={"version": "20.10.24+dfsg1", "running": True, "images": []}), "docker")
     assert found.found == "Docker 20.10.24+dfsg1 is installed"
@@ -444,9 +450,9 @@ def disks(free_bytes):
 
 def test_a_disk_that_is_too_small_for_images_and_weights_together():
     found = refusal(a_host(disks=disks(50 * GIB)), "disk")
-    assert found.found == "the disk of / has 50.0 GiB free"
+    assert found.found == "The disk of /var/lib/docker and /var/lib/metalserve/models has 50.0 GiB free"
     assert found.needed == (
-        f"72.0 GiB: 35.0 GiB for the image {IMAGE}, 36.0 GiB for the weights of {MODEL}, 1.0 GiB for the reserve"
+        f"72.0 GiB: 35.0 GiB to pull and unpack {IMAGE}, 36.0 GiB for the weights of {MODEL}, 1.0 GiB in reserve"
     )
     assert found.change.startswith("free 22.0 GiB there")
 
