@@ -85,7 +85,7 @@ def fleet_summary(verdicts: Verdicts) -> str:
     """How many hosts got which verdict."""
     counts = {level: sum(verdict["verdict"] == level for verdict in verdicts.values()) for level in _WORDS}
     parts = [f"{counts[OK]} ok", f"{counts[AFTER]} ok after the playbooks have run", f"{counts[REFUSED]} refused"]
-    return f"{len(verdicts)} hosts: {', '.join(parts)}"
+    return f"{len(verdicts)} host{'s' * (len(verdicts) != 1)}: {', '.join(parts)}"
 
 
 def fleet_refusal(verdicts: Verdicts) -> Refusal | None:
