@@ -17,8 +17,9 @@ def test_no_gpu_and_no_driver(tmp_path):
     assert facts["gpus"] == []
     assert facts["nouveau_bound"] is False
     assert facts["driver"] == {
-        "state": "none", "loaded": None, "flavour": None, "on_disk": None, "on_disk_newest_kernel": None,
-        "userland": None, "fabric_manager": None, "cuda": None, "holders": [],
+        "state": "none", "loaded": None, "flavour": None, "flavour_on_disk": None, "on_disk": None,
+        "on_disk_newest_kernel": None, "signer": None, "userland": None, "fabric_manager": None, "dkms": [],
+        "cuda": None, "holders": [],
     }  # fmt: skip
     assert facts["probe_errors"] == []
 
