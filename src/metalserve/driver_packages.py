@@ -19,7 +19,7 @@ _NEW_NAMES = 580
 _KERNEL = re.compile(r"^(linux-image|kernel-core|kernel-modules)")
 # Meta packages that move the kernel: without a version in the name.
 _KERNEL_META = re.compile(
-    r"^(linux-(image|headers|generic|virtual|lowlatency|aws|azure|gcp|oracle|kvm)\b(?!.*\d\.\d)|kernel(-core)?$)"
+    r"^(linux-(image|headers|generic|virtual|lowlatency|aws|azure|gcp|oracle|kvm)\b(?!.*\d\.\d+\.\d)|kernel(-core)?$)"
 )
 
 
@@ -248,15 +248,19 @@ def _unwanted(found: str, needed: str) -> Refusal:
     )
 
 
+def driver_versions(names: Mapping[str, str], installed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name and complete version of the installed packages that make up the driver."""
+    return {
+        str(package["name"]): str(package["version"])
+        for package in installed
+        if package["name"] in names or is_driver_package(str(package["name"]))
+    }
+
+
 def packages_to_hold(installed: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, kernel: bool) -> list[str]:
     """The installed packages that must not move by themselves: the driver's and, where asked, the kernel's own."""
-    return sorted(
-        str(package["name"])
-        for package in installed
-        if package["name"] in names
-        or is_driver_package(str(package["name"]))
-        or (kernel and _KERNEL_META.match(str(package["name"])))
-    )
+    metas = {str(package["name"]) for package in installed if _KERNEL_META.match(str(package["name"]))}
+    return sorted({*driver_versions(names, installed), *(metas if kernel else ())})
 
 
 def superseded_packages(names: Mapping[str, str], installed: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from metalserve.driver import REBOOT, STOP, driver_action
 from metalserve.driver_packages import (
     REPOSITORY_NAME,
     driver_packages,
+    driver_versions,
     package_changes,
     package_versions,
     packages_to_hold,
@@ -67,7 +68,7 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         Of plain types: `gpu_count` (0: the host is left alone, and nothing else is there), `step` (see
         `driver_action`), `packages` (see `driver_packages`), `exact` and `install` (name=version: those asked for, and
         those that apt would install for them), `superseded` (companions of an older branch, to be removed), `hold`
-        (names that are to be held and are not) and `held`.
+        (names that are to be held and are not) and `held`, `installed` (name -> version of the driver's packages).
 
     Raises:
         Refusal: what cannot work, and what the operator has to decide first.
@@ -134,6 +135,7 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         "superseded": superseded_packages(names, installed),
         "hold": [name for name in hold if name not in held],
         "held": [name for name in hold if name in held],
+        "installed": driver_versions(names, installed),
     }
 
 
