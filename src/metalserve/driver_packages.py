@@ -175,14 +175,14 @@ def package_versions(
         installed: `name` and `version` of the installed packages.
         offers: (name, complete version, source) of each package that the sources offer.
         revision: the part after the version, such as 1; only needed where several are offered.
-        source: the one source that may offer them, as `offers` names it; None accepts any single one.
+        source: the one source that may offer them, as `offers` names it; None accepts any.
 
     Raises:
         Refusal: a version that is not offered, offered in several revisions, or by two sources.
     """
     there = {str(package["name"]): str(package["version"]) for package in installed}
     listed = [(str(name), str(version), str(source)) for name, version, source in offers]
-    _refuse_two_sources(names, listed, source)
+    refuse_two_sources(names, listed, source)
     exact = []
     for name, wanted in names.items():
         if name in there and wanted in (there[name], upstream(there[name])):
@@ -206,14 +206,20 @@ def package_versions(
     return exact
 
 
-def _refuse_two_sources(names: Mapping[str, str], offers: list[tuple[str, str, str]], own: str | None) -> None:
+def refuse_two_sources(names: Mapping[str, str], offers: Iterable[Sequence[str]], own: str | None) -> None:
+    """Only the chosen source may offer the driver; None, the distribution's own, may be spread over several.
+
+    Raises:
+        Refusal: another source offers one of the packages.
+    """
     sources = sorted({source.rstrip("/") for name, _version, source in offers if name in names})
-    if len(sources) > 1 or (own and any(source != own for source in sources)):
-        raise Refusal(
-            found=f"this driver is offered by the package sources {', '.join(sources)}",
-            needed=f"only {own} to offer it" if own else "one source, or their packages get mixed",
-            change="remove the other from the host's package sources, or name it in nvidia_driver_repository_url",
-        )
+    if own is None or all(source == own for source in sources):
+        return
+    raise Refusal(
+        found=f"this driver is offered by the package sources {', '.join(sources)}",
+        needed=f"only {own} to offer it, or packages get mixed",
+        change="remove the other from the host's package sources, or name it in nvidia_driver_repository_url",
+    )
 
 
 def simulated_packages(text: str, version: str) -> list[str]:

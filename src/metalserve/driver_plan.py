@@ -14,6 +14,7 @@ from metalserve.driver_packages import (
     package_changes,
     package_versions,
     packages_to_hold,
+    refuse_two_sources,
     simulated_packages,
     superseded_packages,
 )
@@ -47,11 +48,13 @@ class Wishes:
 class Seen:
     """What was seen on the host beside its facts; None stands for not looked at yet.
 
-    `offers` is the output of `apt-cache madison` or of `dnf repoquery` in the same columns, `simulated` that of
+    `present` is what the package sources of the host offer before this project adds its own, `offers` what they offer
+    with it: the output of `apt-cache madison` or of `dnf repoquery` in the same columns, `simulated` that of
     `apt-get install --simulate`, `key` the text of the package signing key.
     """
 
     host: Mapping[str, Any]
+    present: str | None = None
     offers: str | None = None
     simulated: str | None = None
     key: str | None = None
@@ -114,6 +117,8 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         raise Stop(step["message"])
     if step["action"] == REBOOT and not step["packages"]:
         _check_next_kernel(facts, wishes, seen.host.get("next_kernel"))
+    if seen.present is not None:
+        refuse_two_sources(names, _offers(seen.present), _source(packages))
     exact = None
     if seen.offers is not None:
         exact = package_versions(

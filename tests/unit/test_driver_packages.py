@@ -290,16 +290,20 @@ def test_a_version_that_nobody_offers_is_refused(offers, seen):
     assert "nvidia_driver_repository_url" in str(refusal.value)
 
 
-@pytest.mark.parametrize("source", [URL, None])
-def test_two_sources_of_the_driver_are_refused(source):
+def test_two_sources_of_the_driver_are_refused():
     offers = [
         offer("nvidia-driver-cuda", f"{VERSION}-1"),
         offer("nvidia-driver-cuda", f"{VERSION}-1", "http://other/debian"),
     ]
     with pytest.raises(Refusal) as refusal:
-        package_versions(ONLY, [], offers, source=source)
+        package_versions(ONLY, [], offers, source=URL)
     assert f"offered by the package sources http://other/debian, {URL}" in str(refusal.value)
     assert "Change: remove the other" in str(refusal.value)
+
+
+def test_the_distribution_s_own_may_be_spread_over_several_sources():
+    offers = [offer("nvidia-driver-cuda", f"{VERSION}-1", source) for source in ("http://deb", "http://security")]
+    assert package_versions(ONLY, [], offers) == [f"nvidia-driver-cuda={VERSION}-1"]
 
 
 def test_a_single_source_that_is_not_the_chosen_one_is_refused():

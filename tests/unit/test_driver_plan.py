@@ -76,12 +76,13 @@ def test_what_dnf_says_becomes_exact_versions():
     assert plan["packages"]["stream"] == "580-open"
 
 
-def test_a_second_source_on_the_host_is_refused():
+@pytest.mark.parametrize("when", ["present", "offers"])
+def test_a_second_source_on_the_host_is_refused(when):
     offers = f"nvidia-driver-cuda | {WANTED}-1 | http://ppa.example/ubuntu noble/main amd64 Packages"
     with pytest.raises(
         Refusal, match=r"offered by the package sources http://ppa.example/ubuntu\. Needed: only file:/srv"
     ):
-        driver_plan(facts(bare()), Wishes(WANTED, repository_url=URL), seen(offers=offers))
+        driver_plan(facts(bare()), Wishes(WANTED, repository_url=URL), seen(**{when: offers}))
 
 
 def test_a_driver_of_the_run_file_is_refused():

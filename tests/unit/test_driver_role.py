@@ -50,6 +50,7 @@ def with_gpu(**values):
 
 VERIFY, REBOOT = "verify | Refuse a driver", "reboot | Refuse a host"
 UNLOAD, SETTLE = "unload | Refuse to pull", "settle | Refuse an installation"
+SOURCE = "source | Refuse a second"
 # name: task, facts, variables, words of the refusal (None: it passes)
 CASES = {
     "in order": (VERIFY, HOST, {}, None),
@@ -78,6 +79,13 @@ CASES = {
     ),
     "only our modules": (UNLOAD, HOST, {"modules": ["nvidia", "nvidia_uvm"]}, None),
     "somebody's module": (UNLOAD, HOST, {"modules": ["nvidia", "nvidia_fs"]}, "The modules nvidia_fs use the loaded"),
+    "one description": (SOURCE, HOST, {"files": []}, None),
+    "cuda-keyring": (
+        SOURCE,
+        HOST,
+        {"files": ["/etc/apt/sources.list.d/cuda-debian13-x86_64.list"]},
+        "The package source https://mirror/nvidia is in /etc/apt/sources.list.d/cuda-debian13-x86_64.list already",
+    ),
     "installed": (SETTLE, HOST, {"step": NOTHING}, None),
     "not built": (
         SETTLE,
@@ -103,7 +111,13 @@ def results(tmp_path_factory):
         tasks.append({"name": "facts", "ansible.builtin.set_fact": {"gpu_host": facts, "cacheable": True}})
         task = role_task(beginning)
         variables = {
-            "__nvidia_driver": {"plan": {"step": values.get("step", NOTHING)}},
+            "__nvidia_driver": {
+                "plan": {
+                    "step": values.get("step", NOTHING),
+                    "packages": {"repository": {"url": "https://mirror/nvidia"}},
+                }
+            },
+            "__nvidia_driver_descriptions": {"files": [{"path": path} for path in values.get("files", [])]},
             "__nvidia_driver_before": BEFORE,
             "__nvidia_driver_host": {"modules": [{"name": module} for module in values.get("modules", [])]},
             "__nvidia_driver_build": {"stderr": values.get("words", "")},
