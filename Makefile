@@ -81,8 +81,9 @@ differential: root $(VENV)/.dev built-lab ## The planner against the real engine
 	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
 
 .PHONY: molecule
-molecule: root $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
+molecule: root $(VENV)/.dev built-lab ## Scenarios on containers with systemd: bare host to proven endpoint, container toolkit and health
 	molecule test --scenario-name default
+	molecule test --scenario-name toolkit
 
 .PHONY: test
 test: lint unit differential molecule ## All of it
