@@ -84,6 +84,10 @@ differential: root $(VENV)/.dev built-lab ## The planner against the real engine
 test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
+.PHONY: test-toolkit
+test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit, CDI and CUDA probe on simulated GPUs
+	molecule test --scenario-name toolkit
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
