@@ -59,7 +59,8 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock .ci/run
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/vm/build lab/vm/vm lab/vm/serve \
+	  lab/nvidia/repository lab/nvidia/packages/driver/build .ci/run
 
 .PHONY: unit
 unit: $(VENV)/.dev ## Unit tests
@@ -84,14 +85,22 @@ differential: root $(VENV)/.dev built-lab ## The planner against the real engine
 molecule: root $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
+.PHONY: test-driver
+test-driver: root $(VENV)/.dev ## The driver on a virtual machine that really reboots, with simulated GPUs (lab/README.md)
+	@lab/install vm
+	@lab/dockerd start
+	molecule test --scenario-name driver
+
 .PHONY: test
 test: lint unit differential molecule ## All of it
 
 .PHONY: test-all
-test-all: test ## The same; larger scenarios will join here
+test-all: test test-driver ## The same, and the larger scenarios
 
 .PHONY: ci-clean
 ci-clean: ## Stop what the tests started: scenario hosts, registry, mirror, and the daemon if it was started here
+	@lab/vm/vm stop
+	@lab/vm/serve stop
 	@lab/down
 
 .PHONY: bench
