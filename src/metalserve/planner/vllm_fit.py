@@ -131,6 +131,7 @@ def _load(task: Task, split: Split, sequences: int, batched: int) -> memory.Load
         eager=task.wishes.eager,
         vision=task.vision,
         draft_tokens=task.wishes.speculative_tokens,
+        capability=task.gpus.capability or 90,
     )
 
 
