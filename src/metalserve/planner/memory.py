@@ -33,6 +33,13 @@ class Load:
     draft_tokens: int = 0
     capability: int = 90
     """Compute capability x 10 of the GPU."""
+    communicating: int = 0
+    """Ranks that exchange data: replicas of a mixture of experts too. 0: the tensor parallel size."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that exchange data."""
+        return max(self.communicating, self.tensor_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -242,10 +249,10 @@ def gdn_scratch_bytes(shape: Shape, load: Load) -> int:
 
 def outside_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     """Bytes that end up in use beyond the budget: context, communication, runner, graphs that are not counted."""
-    numbers, tp = constants(), load.tensor_parallel_size
-    context = next(size for ranks, size in numbers["context_bytes"].items() if ranks >= min(tp, 8))
+    numbers = constants()
+    context = next(size for ranks, size in numbers["context_bytes"].items() if ranks >= min(load.ranks, 8))
     residual = numbers["residual_bytes"][runner(shape, release)]
-    if tp > 1:
+    if load.ranks > 1:
         residual = max(residual, numbers["residual_bytes"]["tensor_parallel"])
     return int(context + residual + graph_bytes(shape, release, load)[1])
 
@@ -289,7 +296,7 @@ def budget(
     utilization: float,
 ) -> Budget:
     """The predicted memory of one GPU for that share."""
-    numbers, tp = constants(), load.tensor_parallel_size
+    numbers = constants()
     inside, _ = graph_bytes(shape, release, load)
     return Budget(
         total_bytes=total_bytes,
@@ -297,7 +304,7 @@ def budget(
         weights_bytes=loaded.total_bytes,
         buffers_bytes=buffers_bytes(shape, load.vision),
         activation_bytes=activation_bytes(shape, release, load),
-        non_torch_bytes=numbers["non_torch_bytes"][1 if tp == 1 else 2]
+        non_torch_bytes=numbers["non_torch_bytes"][1 if load.ranks == 1 else 2]
         + (0 if load.eager else numbers["non_torch_graphs_bytes"]),
         graphs_bytes=inside,
         outside_bytes=outside_bytes(shape, release, load),
