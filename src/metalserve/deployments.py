@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +15,9 @@ from typing import Any
 from metalserve import catalogue
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
-from metalserve.planner import assign_gpus, make_plan
-from metalserve.release import Release, build_release
+from metalserve.learning import Record, choose, read_kept
+from metalserve.planner import assign_gpus, expected_start, make_plan
+from metalserve.release import Release, build_release, canonical_json, split_image
 from metalserve.remote.weights import WeightsError, manifest_sha256
 from metalserve.verdict.now import require_image, require_software
 
@@ -72,6 +75,8 @@ class Inputs:
         lock: {images: {reference: {digest, compressed_bytes}}, models: {key: {revision, files}}} (`serving_lock`).
         weight_sources: {model: [base URL or directory]} with {revision}, {huggingface} and {modelscope} to fill in.
         models_dir: where models live on the host.
+        kept: {deployment: what the host keeps of it}, see `remote.starts.kept_starts`.
+        relearn: plan by what earlier starts measured even where that restarts an engine (`serving_plan_relearn`).
     """
 
     models: Mapping[str, Any]
@@ -79,6 +84,8 @@ class Inputs:
     lock: Mapping[str, Any]
     weight_sources: Mapping[str, Sequence[str]]
     models_dir: str
+    kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    relearn: bool = False
 
 
 def normalize(deployments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -238,7 +245,7 @@ def serving_releases(
     Returns:
         One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
         compressed_bytes}, model {key, revision, files, sources}, port, url, health_route, metrics_route,
-        served_names, thinking, plan.
+        served_names, thinking, plan, start (what a measurement of it is kept under, or None), notes.
 
     Raises:
         Refusal: for anything that would fail later, before anything has changed.
@@ -302,29 +309,55 @@ def _one(
             needed="its manifest",
             change="run playbooks/ops/lock.yml",
         ) from error
-    plan = make_plan(model, facts, engine.engine, engine.version, item)
-    release: Release = build_release(
-        item,
-        engine,
-        engine.image,
-        locked_image.get("digest"),
-        {"key": model.key, **model.as_dict()},
-        revision,
-        manifest,
-        plan.as_dict(),
-        (facts.get("driver") or {}).get("loaded"),
-        models_dir=inputs.models_dir,
-    )
+    driver = (facts.get("driver") or {}).get("loaded")
+    repository, _, digest = split_image(engine.image, locked_image.get("digest"))
+    same: dict[str, Any] = {
+        "model": model.key,
+        "model_revision": revision,
+        "image": f"{repository}@{digest}",
+        "driver": driver,
+        "arguments": _arguments_hash(item),
+    }
+
+    def build(records: Sequence[Record]) -> dict[str, Any]:
+        plan = make_plan(model, facts, engine.engine, engine.version, item, measured=records, image=same["image"])
+        sizes = {**plan.as_dict(), "learned_from": [dict(record) for record in records]}
+        release: Release = build_release(
+            item,
+            engine,
+            engine.image,
+            digest,
+            {"key": model.key, **model.as_dict()},
+            revision,
+            manifest,
+            sizes,
+            driver,
+            models_dir=inputs.models_dir,
+        )
+        names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
+        return {
+            "deployment": item["name"],
+            "release_id": release.id,
+            "files": release.files(),
+            "plan": sizes,
+            "start": expected_start(
+                plan,
+                gpu_name=str(names.get(plan.gpus_used[0]) if plan.gpus_used else None),
+                text_only=item["text_only"],
+                speculative_tokens=item["speculative_tokens"],
+                **same,
+            ),
+        }
+
+    chosen = choose(build, read_kept(inputs.kept.get(item["name"])), same, relearn=inputs.relearn)
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
     if ":" in host:
         host = f"[{host}]"
     reasoning = model.parsers[engine.engine].reasoning
     return {
-        "deployment": item["name"],
+        **chosen,
         "engine": engine.engine,
         "engine_version": engine.version,
-        "release_id": release.id,
-        "files": release.files(),
         "command": [*engine.entrypoint, *(word.format_map(CONTAINER_PATHS) for word in engine.arguments)],
         "image": {
             "reference": engine.image,
@@ -343,8 +376,13 @@ def _one(
         "metrics_route": engine.metrics_route,
         "served_names": list(item["served_names"]),
         "thinking": "absent" if reasoning is None else "off",
-        "plan": plan.as_dict(),
     }
+
+
+def _arguments_hash(item: Mapping[str, Any]) -> str:
+    """Of what a deployment gives to its engine beside sizes: a measurement under other arguments says nothing."""
+    given = {name: item[name] for name in ("engine_args", "environment", "prefix_caching")}
+    return hashlib.sha256(canonical_json(given).encode()).hexdigest()[:12]
 
 
 def _locked(lock: Mapping[str, Any], kind: str, key: str, found: str, needed: str) -> Mapping[str, Any]:
@@ -436,7 +474,8 @@ def plan_table(releases: Sequence[Mapping[str, Any]]) -> list[str]:
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *(note for release in releases for note in release["notes"])]
 
 
 def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> dict[str, list[Any]]:

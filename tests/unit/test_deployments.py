@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -611,9 +610,8 @@ def test_the_id_does_not_change_with_the_places_of_the_weights():
 def test_the_id_does_not_change_with_the_words_of_the_plan(monkeypatch):
     before, make_plan = one(), deployments.make_plan
 
-    def reworded(*arguments):
-        plan = {**make_plan(*arguments).as_dict(), "reasons": {"gpus_used": "because"}}
-        return SimpleNamespace(as_dict=lambda: plan)
+    def reworded(*arguments, **options):
+        return replace(make_plan(*arguments, **options), reasons={"gpus_used": "because"})
 
     monkeypatch.setattr(deployments, "make_plan", reworded)
     after = one()
@@ -626,7 +624,7 @@ def test_the_id_changes_with_what_the_plan_decides(monkeypatch):
     monkeypatch.setattr(
         deployments,
         "make_plan",
-        lambda *arguments: SimpleNamespace(as_dict=lambda: {**make_plan(*arguments).as_dict(), "max_num_seqs": 7}),
+        lambda *arguments, **options: replace(make_plan(*arguments, **options), max_num_seqs=7),
     )
     assert one()["release_id"] != before["release_id"]
 

@@ -104,12 +104,15 @@ class Plan:
     predicted_bytes: PredictedBytes
     gpu_memory_bytes: int | None
     reasons: Mapping[str, str]
+    alternatives: tuple[str, ...] = ()
+    """Sentences on other divisions of the same GPUs, with what they would hold."""
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain types (dict, list, str, int, float, bool, None)."""
         plain = asdict(self)
         plain["gpus_used"] = list(self.gpus_used)
         plain["reasons"] = dict(self.reasons)
+        plain["alternatives"] = list(self.alternatives)
         return plain
 
 

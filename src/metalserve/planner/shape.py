@@ -111,6 +111,8 @@ class Shape:
     max_position_tokens: int
     rotary_dim: int
     rotary_positions: int
+    sliding_rotary_positions: int
+    """Positions of a second rotary table, of the sliding-window layers."""
     intermediate: int
     moe_layers: int
     attention_bias: bool
@@ -188,8 +190,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     partial = float(text.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0)
     rotary = mla.rope_dim if mla else int(text.get("rotary_dim") or head_dim * partial)
-    # vLLM's M-RoPE keeps a table four times as long as the context (rotary_embedding/mrope.py).
-    positions = maximum * 4 if rope.get("mrope_section") else maximum
+    positions, sliding_positions = _rotary_positions(architecture, rope, maximum)
     return Shape(
         architecture=architecture,
         hidden=hidden,
@@ -201,6 +202,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         max_position_tokens=maximum,
         rotary_dim=rotary,
         rotary_positions=positions,
+        sliding_rotary_positions=sliding_positions,
         intermediate=int(text.get("intermediate_size") or 0),
         moe_layers=_moe_layers(text, layer_count) if experts else 0,
         attention_bias=bool(text.get("attention_bias", architecture.startswith("Qwen2"))),
@@ -217,6 +219,23 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16"),
         multimodal="vision_config" in config or architecture.endswith("ForConditionalGeneration"),
     )
+
+
+def _rotary_positions(architecture: str, rope: Mapping[str, Any], maximum: int) -> tuple[int, int]:
+    """Positions of the rotary tables: of all layers, and of sliding-window layers that have one of their own.
+
+    M-RoPE keeps four times the context (rotary_embedding/mrope.py), linear scaling as many times as it scales
+    (linear_scaling_rope.py). Gemma 3 has a second table for its local layers (models/gemma3.py); its `rope_parameters`
+    may have one entry for each kind of layer.
+    """
+    kinds = {kind: entry for kind, entry in rope.items() if isinstance(entry, Mapping)}
+    local = maximum if architecture.startswith("Gemma3") or SLIDING in kinds else 0
+    rope = kinds.get(FULL, rope)
+    if rope.get("mrope_section"):
+        return maximum * 4, local
+    if (rope.get("rope_type") or rope.get("type")) == "linear":
+        return int(maximum * float(rope.get("factor") or 1)), local
+    return maximum, local
 
 
 def read_quantization(config: Mapping[str, Any] | None) -> Quantization | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import lru_cache
 
 from metalserve.planner.safetensors import StoredBytes
 from metalserve.planner.shape import Experts, Shape, Vision
@@ -74,6 +75,7 @@ def gpt_oss_mxfp4(shape: Shape) -> bool:
     return shape.architecture.startswith("GptOss") and method == "mxfp4"
 
 
+@lru_cache(maxsize=512)
 def weights(
     shape: Shape,
     *,
