@@ -84,11 +84,15 @@ differential: root $(VENV)/.dev built-lab ## The planner against the real engine
 molecule: root $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
+.PHONY: test-engines
+test-engines: root $(VENV)/.dev built-lab ## Releases with the real vLLM: change, refusal, the way back, death, reboot
+	molecule test --scenario-name engines
+
 .PHONY: test
 test: lint unit differential molecule ## All of it
 
 .PHONY: test-all
-test-all: test ## The same; larger scenarios will join here
+test-all: test test-engines ## The same, and the larger scenarios
 
 .PHONY: ci-clean
 ci-clean: ## Stop what the tests started: scenario hosts, registry, mirror, and the daemon if it was started here

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
+# The life of releases has a scenario of its own (molecule/engines).
+collect_ignore = ["engines"]
 
 
 class Playbook:
@@ -92,6 +94,10 @@ def endpoint(host):
         assert time.monotonic() < deadline, "the endpoint did not become ready"
         time.sleep(2)
     return curl
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "restarts_the_host: containers are other ones afterwards")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -525,7 +525,7 @@ def test_a_release_on_eight_h800():
     release = one()
     assert_plain(release)
     assert re.fullmatch(r"[0-9a-f]{12}", release["release_id"])
-    assert sorted(release["files"]) == ["engine.yaml", "release.env", "release.json"]
+    assert sorted(release["files"]) == ["endpoint.json", "engine.yaml", "release.env", "release.json"]
     assert json.loads(release["files"]["release.json"])["id"] == release["release_id"]
     assert release["command"] == ["vllm", "serve", "--config", "/release/engine.yaml"]
     assert release["image"] == {"reference": IMAGE, "digest": DIGEST, "compressed_bytes": 9_000_000_000}
