@@ -56,7 +56,7 @@ def run_playbook(inventory):
         if extra:
             argv += ["-e", json.dumps(extra)]
         process = subprocess.run(
-            [*argv, *options], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=600
+            [*argv, *options], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=1800
         )
         return Playbook(process)
 

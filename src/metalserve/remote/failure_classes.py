@@ -44,7 +44,12 @@ FAILURE_CLASSES: Tuple[FailureClass, ...] = (
     # ---- before the engine: Docker and systemd ----
     FailureClass(
         "missing_cdi_device",
-        (r"unresolvable CDI devices", r"CDI device injection failed", r"failed to inject CDI devices"),
+        (
+            r"unresolvable CDI devices",
+            r"CDI device injection failed",
+            r"failed to inject CDI devices",
+            r"could not select device driver \"cdi\"",
+        ),
         "the host has no CDI specification for a GPU of this deployment, or CDI is off in Docker",
         "`nvidia-ctk cdi list`, then `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; again after each driver "
         "upgrade. Docker needs features.cdi: true in /etc/docker/daemon.json (role docker_engine)",
@@ -196,7 +201,12 @@ FAILURE_CLASSES: Tuple[FailureClass, ...] = (
     ),
     FailureClass(
         "shared_memory",
-        (r"unable to (open|write to|allocate) shared memory", r"Bus error.*shm", r"DataLoader worker .* Bus error"),
+        (
+            r"Insufficient space in /dev/shm",
+            r"unable to (open|write to|allocate) shared memory",
+            r"Bus error.*shm",
+            r"DataLoader worker .* Bus error",
+        ),
         "the container's shared memory is too small",
         "a larger `serving_unit_shm_size`",
     ),

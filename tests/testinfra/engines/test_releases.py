@@ -22,7 +22,7 @@ body = json.dumps({"model": "lab-moe-tiny", "temperature": 0, "max_tokens": 20,
                    "messages": [{"role": "user", "content": sys.argv[2]}]}).encode()
 request = urllib.request.Request("http://127.0.0.1:%s/v1/chat/completions" % sys.argv[1], data=body,
                                  headers={"Content-Type": "application/json"})
-print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]["content"])
+print(json.load(urllib.request.urlopen(request, timeout=300))["choices"][0]["message"]["content"])
 """
 
 
@@ -259,7 +259,7 @@ def test_a_second_run_at_the_same_time_is_told_who_is_at_it(host, run_playbook):
 def test_a_daemon_reload_under_traffic_disturbs_nobody(host):
     """A reload can take devices away from running containers; requests must not even notice."""
     started = host.check_output("docker inspect --format '{{.Id}} {{.State.StartedAt}}' metalserve-tiny")
-    ask = f"import sys\nsys.argv = ['', '8000', {questions.ARITHMETIC_PROMPT!r}]\nfor _ in range(20):\n"
+    ask = f"import sys\nsys.argv = ['', '8000', {questions.ARITHMETIC_PROMPT!r}]\nfor _ in range(10):\n"
     ask += "".join(f"    {line}\n" for line in ASK.strip().splitlines())
     unit = "metalserve-test-traffic.service"
     host.check_output("systemd-run --unit=%s --remain-after-exit python3 -c %s", unit, ask)
@@ -268,10 +268,10 @@ def test_a_daemon_reload_under_traffic_disturbs_nobody(host):
             host.check_output("systemctl daemon-reload")
             time.sleep(0.5)
         look = "systemctl show %s --property=SubState --value"
-        wait_for(lambda: host.check_output(look, unit) in ("exited", "failed"), 120)
+        wait_for(lambda: host.check_output(look, unit) in ("exited", "failed"), 600)
         assert host.check_output(look, unit) == "exited"
         lines = host.check_output("journalctl --unit %s --output cat --no-pager", unit).splitlines()
-        assert lines.count(questions.ARITHMETIC_ANSWER) == 20
+        assert lines.count(questions.ARITHMETIC_ANSWER) == 10
     finally:
         host.run("systemctl stop %s", unit)
     assert host.check_output("docker inspect --format '{{.Id}} {{.State.StartedAt}}' metalserve-tiny") == started
