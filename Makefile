@@ -95,6 +95,10 @@ test-driver: root $(VENV)/.dev ## The driver on a virtual machine that really re
 	@lab/dockerd start
 	molecule test --scenario-name driver
 
+.PHONY: test-engines
+test-engines: root $(VENV)/.dev built-lab ## Releases with the real vLLM: change, refusal, the way back, death, reboot
+	molecule test --scenario-name engines
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)

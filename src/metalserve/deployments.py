@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "eager": False,
     "engine_args": {},
     "environment": {},
+    "api_key_file": None,
 }
 REQUIRED = ("name", "engine", "model", "port")
 
@@ -59,6 +61,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "gpus": (str, int, list),
     "engine_args": (dict,),
     "environment": (dict,),
+    "api_key_file": (str,),
 }
 _TYPE_NAMES = {str: "a text", int: "a number", list: "a list", dict: "a mapping"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -162,6 +165,7 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
             needed=f"one of {', '.join(engine_names())}",
             change=f"`engine` of {name} in serving_deployments",
         )
+    _check_key_file(name, item["engine"], item.get("api_key_file"))
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
     filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
     return filled
@@ -176,6 +180,23 @@ def _check_address(name: str, address: str | None) -> None:
             needed="an address of the host, 0.0.0.0 for all",
             change=f"`bind_address` of {name} in serving_deployments",
         ) from error
+
+
+def _check_key_file(name: str, engine: str, path: str | None) -> None:
+    if path is None:
+        return
+    if not path.startswith("/") or any(character.isspace() for character in path):
+        raise Refusal(
+            found=f"api_key_file {path!r} of the deployment {name}",
+            needed="an absolute path on the host, without white space, of a file that holds the key on one line",
+            change=f"`api_key_file` of {name} in serving_deployments",
+        )
+    if engine != "vllm":
+        raise Refusal(
+            found=f"api_key_file of the deployment {name} with {engine}, which takes its key on the command line only",
+            needed="an engine that takes it from its environment, so that no other user of the host reads it",
+            change=f"`engine: vllm` for {name}, or a gateway in front of it that checks the key",
+        )
 
 
 def _check_gpus(name: str, gpus: Any) -> None:
@@ -354,10 +375,25 @@ def _one(
     if ":" in host:
         host = f"[{host}]"
     reasoning = model.parsers[engine.engine].reasoning
+    # Kept beside the release: going back to it must not need the inventory that asked for it.
+    endpoint = {
+        "engine": engine.engine,
+        "unit": f"{engine.engine}@{item['name']}.service",
+        "url": f"http://{host}:{item['port']}",
+        "ready_route": engine.ready_route,
+        "metrics_route": engine.metrics_route,
+        "model": item["served_names"][0],
+        "served_names": list(item["served_names"][1:]),
+        "thinking": "absent" if reasoning is None else "off",
+        "weights_bytes": sum(entry["size_bytes"] for entry in locked_model["files"]),
+        "api_key_file": item["api_key_file"],
+        "start": chosen["start"],
+    }
     return {
         **chosen,
         "engine": engine.engine,
         "engine_version": engine.version,
+        "files": {**chosen["files"], "endpoint.json": json.dumps(endpoint, indent=2) + "\n"},
         "command": [*engine.entrypoint, *(word.format_map(CONTAINER_PATHS) for word in engine.arguments)],
         "image": {
             "reference": engine.image,
@@ -371,11 +407,12 @@ def _one(
             "sources": weight_sources(model, revision, inputs.weight_sources),
         },
         "port": item["port"],
-        "url": f"http://{host}:{item['port']}",
-        "health_route": engine.ready_route,
-        "metrics_route": engine.metrics_route,
+        "url": endpoint["url"],
+        "health_route": endpoint["ready_route"],
+        "metrics_route": endpoint["metrics_route"],
         "served_names": list(item["served_names"]),
-        "thinking": "absent" if reasoning is None else "off",
+        "thinking": endpoint["thinking"],
+        "api_key_file": endpoint["api_key_file"],
     }
 
 
@@ -448,6 +485,8 @@ def gate_endpoints(releases: Sequence[Mapping[str, Any]], root: str | None) -> l
             "engine": release["engine"],
             "thinking": release["thinking"],
         }
+        if release.get("api_key_file"):
+            endpoint["api_key_file"] = release["api_key_file"]
         if root is not None:
             endpoint["release_id"] = release["release_id"]
             endpoint["result_path"] = f"{root}/{release['deployment']}/releases/{release['release_id']}/gate.json"

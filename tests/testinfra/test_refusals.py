@@ -1,14 +1,8 @@
 """Bad input gets a sentence and changes nothing, on a host that serves."""
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 HUGE_BYTES = 10**16
 
@@ -125,38 +119,3 @@ def test_wrong_hash_in_one_weight_file(host, run_playbook, lock):
         folder,
     )
     assert not host.file(f"{models}/corrupt").exists
-
-
-def test_a_unit_that_dies_is_reported_at_once_with_its_last_words(host, inventory):
-    """The wait that follows every start, on a real unit that dies and that systemd will start again."""
-    unit = "metalserve-dying.service"
-    host.run("systemctl stop %s; systemctl reset-failed %s", unit, unit)
-    host.check_output(
-        "systemd-run --unit=%s --property=Restart=always --property=RestartSec=3600 sh -c %s",
-        unit,
-        "sleep 1; echo the cause of death; exit 3",
-    )
-    role = PROJECT / "roles" / "serving_unit"
-    environment = {
-        **os.environ,
-        "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
-        "ANSIBLE_MODULE_UTILS": str(role / "module_utils"),
-    }
-    # Nothing listens on port 9: only the unit's death can end the wait before its hour is over.
-    arguments = f"unit={unit} url=http://127.0.0.1:9/health timeout_seconds=3600"
-    argv = [Path(sys.executable).with_name("ansible"), "serving_hosts", "-i", inventory, "-M", role / "library"]
-    process = subprocess.run(
-        [*argv, "-m", "engine_ready", "-a", arguments],
-        env=environment,
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    host.run("systemctl stop %s", unit)
-    text = process.stdout + process.stderr
-    assert process.returncode != 0, text
-    assert "metalserve-dying.service died" in text
-    assert "exit status 3" in text
-    assert "the cause of death" in text

@@ -483,7 +483,7 @@ def test_a_release_on_eight_h800():
     release = one()
     assert_plain(release)
     assert re.fullmatch(r"[0-9a-f]{12}", release["release_id"])
-    assert sorted(release["files"]) == ["engine.yaml", "release.env", "release.json"]
+    assert sorted(release["files"]) == ["endpoint.json", "engine.yaml", "release.env", "release.json"]
     assert json.loads(release["files"]["release.json"])["id"] == release["release_id"]
     assert release["command"] == ["vllm", "serve", "--config", "/release/engine.yaml"]
     assert release["image"] == {"reference": IMAGE, "digest": DIGEST, "compressed_bytes": 9_000_000_000}
@@ -719,3 +719,49 @@ def test_the_lab_asks_for_its_own_image_and_mirror():
 def test_lock_requests_refuse_what_the_plan_would_refuse():
     assert refusal_of(lock_requests, [{**QWEN, "engine": "vlm"}], INPUTS).found.startswith("engine 'vlm'")
     assert "not in the catalogue" in refusal_of(lock_requests, [{**QWEN, "model": "gpt-5"}], INPUTS).found
+
+
+# ---- API keys ----
+
+
+def test_a_key_file_is_another_release_and_no_secret():
+    plain, keyed = one(), one(api_key_file="/etc/keys/qwen")
+    assert plain["release_id"] != keyed["release_id"]
+    assert "METALSERVE_API_KEY_FILE=/etc/keys/qwen\n" in keyed["files"]["release.env"]
+    assert json.loads(keyed["files"]["endpoint.json"])["api_key_file"] == "/etc/keys/qwen"
+    assert "api_key_file" not in plain["files"]["release.env"]
+    (endpoint,) = gate_endpoints([keyed], None)
+    assert endpoint["api_key_file"] == "/etc/keys/qwen"
+    (endpoint,) = gate_endpoints([plain], None)
+    assert "api_key_file" not in endpoint
+
+
+@pytest.mark.parametrize("path", ["keys/qwen", "/etc/my keys/qwen"])
+def test_a_key_file_without_an_absolute_path(path):
+    refusal = refusal_of(one, api_key_file=path)
+    assert refusal.found == f"api_key_file {path!r} of the deployment qwen"
+    assert "an absolute path on the host" in refusal.needed
+    assert "`api_key_file` of qwen" in refusal.change
+
+
+def test_a_key_file_for_an_engine_that_takes_it_on_its_command_line():
+    refusal = refusal_of(one, engine="sglang", api_key_file="/etc/keys/qwen")
+    assert "with sglang, which takes its key on the command line only" in refusal.found
+
+
+def test_a_release_can_be_proven_without_its_inventory():
+    """Going back to it must not need the inventory that asked for it."""
+    release = one(served_names=["a", "b"])
+    endpoint = json.loads(release["files"]["endpoint.json"])
+    assert endpoint == {
+        "engine": "vllm",
+        "unit": "vllm@qwen.service",
+        "url": release["url"],
+        "ready_route": "/health",
+        "metrics_route": "/metrics",
+        "model": "a",
+        "served_names": ["b"],
+        "thinking": release["thinking"],
+        "weights_bytes": sum(entry["size_bytes"] for entry in FILES),
+        "api_key_file": None,
+    }

@@ -147,6 +147,7 @@ msg:
 
 import datetime
 import json
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.metalserve_remote import gate, gate_record, http_client
@@ -237,17 +238,15 @@ def keep(module: AnsibleModule, result: gate.GateResult) -> dict:
         module.params["release_id"],
         datetime.datetime.now(datetime.timezone.utc),  # noqa: UP017 - datetime.UTC is newer than Python 3.9
     )
-    before, after = (gate_record.outcome(each) for each in (gate_record.read_record(path), record))
+    try:
+        before, after = gate_record.keep_record(Path(path), record, dry_run=module.check_mode)
+    except OSError as error:
+        module.fail_json(
+            msg=f"The result cannot be written to {path}: {error.strerror}. Needed: a folder that exists and "
+            f"can be written. Change: result_path. {result.verdict()}",
+        )
     if before == after:
         return {"changed": False}
-    if not module.check_mode:
-        try:
-            gate_record.write_record(path, record)
-        except OSError as error:
-            module.fail_json(
-                msg=f"The result cannot be written to {path}: {error.strerror}. Needed: a folder that exists and "
-                f"can be written. Change: result_path. {result.verdict()}",
-            )
     texts = [json.dumps(each, indent=2, sort_keys=True) + "\n" if each else "" for each in (before, after)]
     return {
         "changed": True,

@@ -71,7 +71,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
         final = fleet_refusal(verdicts)
         if final:
             return {**result, "failed": True, "msg": str(final)}
-        return {**result, "changed": False, "msg": fleet_summary(verdicts)}
+        releases = {
+            host: [{name: release[name] for name in ("deployment", "release_id")} for release in verdict.releases]
+            for host, verdict in judged.items()
+        }
+        return {**result, "changed": False, "msg": fleet_summary(verdicts), "releases": releases}
 
 
 def _judge(variables: Mapping[str, Any], names: Mapping[str, Any], today: dt.date) -> HostVerdict:

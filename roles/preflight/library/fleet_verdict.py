@@ -46,4 +46,8 @@ msg:
   description: How many hosts got which verdict, or who is refused.
   returned: always
   type: str
+releases:
+  description: By host, C(deployment) and C(release_id) of what would be served.
+  returned: success
+  type: dict
 """

@@ -22,6 +22,7 @@ _NOT_SIZES = frozenset(
         "bind_address",
         "engine_args",
         "environment",
+        "api_key_file",
     }
 )
 _KV_DTYPES = ("auto", "bfloat16", "fp8")

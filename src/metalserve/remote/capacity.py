@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
+
+from .files import read_text, write_text
 
 RECORD_NAME = "capacity.json"
 _METRIC = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\} ", re.MULTILINE)
@@ -79,18 +80,8 @@ def record(path: Path, comparison: Mapping[str, Any], *, dry_run: bool) -> bool:
         OSError: the file cannot be written.
     """
     text = json.dumps(comparison, indent=1, sort_keys=True) + "\n"
-    if _text(path) == text:
+    if read_text(path) == text:
         return False
     if not dry_run:
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
+        write_text(path, text)
     return True
-
-
-def _text(path: Path) -> Optional[str]:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from .capacity import RECORD_NAME
+from .files import read_json_object
+from .releases import active_release, link_target
 
 
 def kept_starts(root: Path, deployments: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -20,13 +20,13 @@ def kept_starts(root: Path, deployments: Iterable[str]) -> dict[str, dict[str, A
     """
     found = {}
     for name in deployments:
-        current = _target(root / name / "current")
+        current = active_release(root, name)
         if current is None:
             continue
         releases = root / name / "releases"
-        ids = [current, _target(root / name / "previous")]
-        records = [_mapping(releases / release_id / RECORD_NAME).get("start") for release_id in ids if release_id]
-        plan = _mapping(releases / current / "release.json").get("plan")
+        ids = [current, link_target(root, name, "previous")]
+        records = [read_json_object(releases / release_id / RECORD_NAME).get("start") for release_id in ids if release_id]
+        plan = read_json_object(releases / current / "release.json").get("plan")
         learned = plan.get("learned_from") if isinstance(plan, dict) else None
         found[name] = {
             "release_id": current,
@@ -34,19 +34,3 @@ def kept_starts(root: Path, deployments: Iterable[str]) -> dict[str, dict[str, A
             "starts": [record for record in records if isinstance(record, dict)],
         }
     return found
-
-
-def _target(link: Path) -> Optional[str]:
-    try:
-        return Path(os.readlink(link)).name  # noqa: PTH115 (Path.readlink would do the same)
-    except OSError:
-        return None
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is none: such a file says nothing."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
