@@ -18,7 +18,7 @@ from metalserve.hubs import NAMES as HUB_NAMES
 from metalserve.hubs import hub_files_url
 from metalserve.planner import assign_gpus, make_plan
 from metalserve.release import Release, build_release
-from metalserve.remote.weights import WeightsError, manifest_sha256
+from metalserve.remote.weights_manifest import WeightsError, manifest_sha256
 
 # A word is the hub of that name, with the model's own repository there.
 DEFAULT_SOURCES = ("huggingface",)

@@ -17,7 +17,7 @@ from dxf.exceptions import DXFError
 
 from metalserve.errors import Refusal
 from metalserve.hubs import COMMIT, NAMES, HubRevision, read_hub
-from metalserve.remote.weights import MANIFEST_NAME, WeightsError, parse_manifest
+from metalserve.remote.weights_manifest import MANIFEST_NAME, WeightsError, parse_manifest
 
 DOCKER_HUB = "registry-1.docker.io"
 _DOCKER_HUB_NAMES = ("docker.io", "index.docker.io", DOCKER_HUB)

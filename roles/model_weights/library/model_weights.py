@@ -33,6 +33,14 @@ options:
     type: list
     elements: str
     required: true
+  format:
+    description: What the checkpoint must be, C(bf16) or the quant_method of its configuration.
+    type: str
+    required: true
+  require_chat_template:
+    description: Refuse a checkpoint without a chat template.
+    type: bool
+    default: true
   reserve_bytes:
     description: Free space that must remain on the disk.
     type: int
@@ -60,6 +68,7 @@ EXAMPLES = r"""
     revision: 0123456789abcdef
     files:
       - {path: config.json, size_bytes: 2125, sha256: "{{ config_sha256 }}"}
+    format: bf16
     sources: ["http://mirror:8080/lab-moe-tiny/0123456789abcdef"]
 """
 
@@ -93,7 +102,10 @@ message:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.metalserve_remote.weights import WeightsError, ensure_model
+from ansible.module_utils.metalserve_remote.weights import ensure_model
+from ansible.module_utils.metalserve_remote.weights_content import Expectation
+from ansible.module_utils.metalserve_remote.weights_download import Transfer
+from ansible.module_utils.metalserve_remote.weights_manifest import WeightsError
 
 
 def main() -> None:
@@ -104,6 +116,8 @@ def main() -> None:
             "revision": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "dict", "required": True},
             "sources": {"type": "list", "elements": "str", "required": True},
+            "format": {"type": "str", "required": True},
+            "require_chat_template": {"type": "bool", "default": True},
             "reserve_bytes": {"type": "int", "default": 1 << 30},
             "full_hash": {"type": "bool", "default": False},
             "read_timeout_seconds": {"type": "int", "default": 60},
@@ -123,8 +137,8 @@ def main() -> None:
             full_hash=wanted["full_hash"],
             reserve_bytes=wanted["reserve_bytes"],
             lock_timeout_seconds=wanted["lock_timeout_seconds"],
-            read_timeout_seconds=wanted["read_timeout_seconds"],
-            log=module.log,
+            expected=Expectation(wanted["format"], wanted["require_chat_template"]),
+            transfer=Transfer(read_timeout_seconds=wanted["read_timeout_seconds"], log=module.log),
         )
     except WeightsError as error:
         module.fail_json(msg=str(error))
