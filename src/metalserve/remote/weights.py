@@ -104,7 +104,8 @@ def ensure_model(
             if not bad:
                 _check_published(final, entries, expected, again=full_hash)
         outcome = _outcome(final, bad, needed_bytes, [], final.is_dir(), "would fetch")
-        stale = not bad and _record(final, entries, expected) != _read_record(final)
+        known = read_record(final)
+        stale = not bad and {**_record(final, entries, expected), "published_at": known.get("published_at")} != known
         return replace(outcome, record_stale=stale)
 
     incoming.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ def verify_published(directory: Path) -> tuple[FileEntry, ...]:
     Raises:
         WeightsError: there is no record, or there are files that it does not name.
     """
-    rows = _read_record(directory).get("files") or {}
+    rows = read_record(directory).get("files") or {}
     if not rows:
         raise WeightsError(
             f"{directory} has no record of its hashes. Needed: {RECORD_NAME}. Change: run playbooks/stage.yml."
@@ -187,7 +188,7 @@ def _fetch_all(
 def _check_published(
     final: Path, entries: Sequence[FileEntry], expected: Optional[Expectation], *, again: bool
 ) -> None:
-    if expected and (again or _read_record(final).get("content") != expected.key):
+    if expected and (again or read_record(final).get("content") != expected.key):
         check_content(final, [entry.path for entry in entries], expected)
 
 
@@ -239,22 +240,23 @@ def _record(directory: Path, entries: Sequence[FileEntry], expected: Optional[Ex
             "mtime_ns": status.st_mtime_ns,
             "sha256": entry.sha256,
         }
+    before = read_record(directory)
     # A run that did not look leaves what an earlier one has seen.
-    content = expected.key if expected else _read_record(directory).get("content")
-    return {"schema": 1, "files": rows, "content": content}
+    content = expected.key if expected else before.get("content")
+    return {"schema": 1, "files": rows, "content": content, "published_at": before.get("published_at") or time.time()}
 
 
 def _write_record(directory: Path, record: Mapping[str, Any]) -> None:
     """Write the record, unless it is there."""
-    if record == _read_record(directory):
+    if record == read_record(directory):
         return
     temporary = directory / (RECORD_NAME + ".new")
     temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(temporary, directory / RECORD_NAME)
 
 
-def _read_record(directory: Path) -> Mapping[str, Any]:
-    """The record; empty when there is none that can be read."""
+def read_record(directory: Path) -> Mapping[str, Any]:
+    """What is written down of a published directory; empty when there is nothing that can be read."""
     try:
         record = json.loads((directory / RECORD_NAME).read_text(encoding="utf-8"))
         rows = record["files"]
@@ -268,7 +270,7 @@ def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) 
 
     A file with the size and mtime of its last full hash is believed, unless `full_hash` asks again.
     """
-    known = _read_record(directory).get("files") or {}
+    known = read_record(directory).get("files") or {}
     bad, doubtful = set(), {}
     for entry in entries:
         path = directory / entry.path

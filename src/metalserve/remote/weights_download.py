@@ -31,6 +31,7 @@ _CHUNK_BYTES = 1 << 20
 _FINAL_ANSWERS = (401, 403, 404, 410, 416)
 _WAIT_ANSWERS = (429, 503)
 _LONGEST_PAUSE_SECONDS = 30.0
+_SILENT_SECONDS = 300.0
 # A transfer that moved this much before it broke does not count: a file of gigabytes may break more often than that.
 _PROGRESS_BYTES = 1 << 20
 
@@ -87,17 +88,21 @@ class Transfer:
         read_timeout_seconds: longest silence of a source before the attempt is given up.
         attempts: tries of each source for each file that bring nothing; pauses between them grow.
         patience_seconds: how long all told a source may make one file wait with Retry-After.
+        peers: those of the sources that are other hosts of the fleet: they are waited for as long as they say that the
+            file is on its way.
         tokens: {host or host:port: token}, sent as a bearer token to that host alone.
     """
 
     read_timeout_seconds: float = 60.0
     attempts: int = 5
     patience_seconds: float = 3600.0
+    peers: Sequence[str] = ()
     tokens: Mapping[str, str] = field(default_factory=dict)
     limit: RateLimit = field(default_factory=lambda: RateLimit(0))
     progress: Progress = field(default_factory=Progress)
     log: Callable[[str], None] = lambda text: None
     stop: threading.Event = field(default_factory=threading.Event)
+    silent_until: dict[str, float] = field(default_factory=dict)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -147,7 +152,9 @@ def fetch_file(entry: FileEntry, target: Path, sources: Sequence[str], how: Tran
             "Change: the model's `sources`."
         )
     failures: list[str] = []
-    for source in sources:
+    # A source that did not even answer for the file before this one comes last for a while.
+    ordered = sorted(sources, key=lambda source: how.silent_until.get(source, 0.0) > time.monotonic())
+    for source in ordered:
         if _from_source(entry, source, target, how, failures):
             return
     raise WeightsError(
@@ -184,6 +191,10 @@ def _from_source(entry: FileEntry, source: str, target: Path, how: Transfer, fai
                     "what is complete is kept."
                 ) from error
             asked = _retry_after(error)
+            if asked is not None and source in how.peers:
+                how.progress.note = f"waiting for {entry.path} at {_host(source)}, which is fetching it"
+                time.sleep(asked)
+                continue
             if asked is not None and waited_seconds + asked <= how.patience_seconds:
                 how.log(f"{entry.path} from {source}: {error}; waiting {asked:.0f} s as it asks")
                 how.progress.note = f"{_host(source)} asks to wait {asked:.0f} s ({_reason(error)})"
@@ -198,6 +209,8 @@ def _from_source(entry: FileEntry, source: str, target: Path, how: Transfer, fai
                 attempt = 1
                 failures.pop()
             elif attempt >= how.attempts:
+                if not isinstance(error, urllib.error.HTTPError):
+                    how.silent_until[source] = time.monotonic() + _SILENT_SECONDS
                 return False
             pause = min(_LONGEST_PAUSE_SECONDS, 0.5 * 2.0**attempt) * random.uniform(0.5, 1.5)  # noqa: S311 (spreads hosts)
             how.progress.note = f"{_host(source)}: {_reason(error)}; trying again in {pause:.0f} s"
