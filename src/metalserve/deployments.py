@@ -377,7 +377,7 @@ def _one(
             "key": model.key,
             "revision": revision,
             "files": [dict(entry) for entry in locked_model["files"]],
-            "format": model.format,
+            "weight_format": model.format,
             "sources": weight_sources(model, revision, inputs.weight_sources, locked_model.get("hub_revisions") or {}),
         },
         "port": item["port"],

@@ -533,7 +533,7 @@ def test_a_release_on_eight_h800():
         "key": MODEL,
         "revision": "0123abcd",
         "files": FILES,
-        "format": "fp8",
+        "weight_format": "fp8",
         "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/0123abcd"],
     }
     assert (release["deployment"], release["engine"], release["engine_version"]) == ("qwen", "vllm", "0.33.0")
