@@ -16,13 +16,16 @@ from typing import Any
 from metalserve import catalogue
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
+from metalserve.hubs import NAMES as HUB_NAMES
+from metalserve.hubs import hub_files_url
 from metalserve.learning import Record, choose, read_kept
 from metalserve.planner import assign_gpus, expected_start, make_plan
 from metalserve.release import Release, build_release, canonical_json, split_image
-from metalserve.remote.weights import WeightsError, manifest_sha256
+from metalserve.remote.weights_manifest import WeightsError, manifest_sha256
 from metalserve.verdict.now import require_image, require_software
 
-DEFAULT_SOURCES = ("https://huggingface.co/{huggingface}/resolve/{revision}",)
+# A word is the hub of that name, with the model's own repository there.
+DEFAULT_SOURCES = ("huggingface",)
 # What the unit mounts into the container, by the names of the engine's start command.
 CONTAINER_PATHS = {"config": "/release/engine.yaml", "model": "/models/${METALSERVE_MODEL_KEY}"}
 DEFAULTS: dict[str, Any] = {
@@ -404,7 +407,8 @@ def _one(
             "key": model.key,
             "revision": revision,
             "files": [dict(entry) for entry in locked_model["files"]],
-            "sources": weight_sources(model, revision, inputs.weight_sources),
+            "weight_format": model.format,
+            "sources": weight_sources(model, revision, inputs.weight_sources, locked_model.get("hub_revisions") or {}),
         },
         "port": item["port"],
         "url": endpoint["url"],
@@ -433,8 +437,18 @@ def _locked(lock: Mapping[str, Any], kind: str, key: str, found: str, needed: st
     return entry
 
 
-def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+def weight_sources(
+    model: catalogue.Model,
+    revision: str,
+    sources: Mapping[str, Sequence[str]],
+    hub_revisions: Mapping[str, str] | None = None,
+    *,
+    for_lock: bool = False,
+) -> list[str]:
     """The places of a model's files, with the names filled in; a place that needs an unknown name is left out.
+
+    The words `huggingface` and `modelscope` become the address of the model's files there, at the hub's own locked
+    revision. For the lock itself they become `HUB:REPOSITORY`.
 
     Raises:
         Refusal: no place is left.
@@ -444,11 +458,17 @@ def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, 
     if isinstance(templates, str) or not all(isinstance(template, str) for template in templates):
         raise Refusal(
             found=f"serving_weight_sources.{model.key} {templates!r}",
-            needed="a list of URLs or directories",
+            needed="a list of URLs, directories, huggingface or modelscope",
             change=f"serving_weight_sources.{model.key}",
         )
     filled = []
     for template in templates:
+        if template in HUB_NAMES:
+            repository = model.repositories.get(template)
+            if repository is not None:
+                commit = (hub_revisions or {}).get(template, revision)
+                filled.append(f"{template}:{repository}" if for_lock else hub_files_url(template, repository, commit))
+            continue
         try:
             used = {name for _, name, _, _ in Formatter().parse(template) if name}
             if all(names[name] is not None for name in used):
@@ -536,6 +556,6 @@ def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> d
         models[model.key] = {
             "key": model.key,
             "revision": model.revision,
-            "sources": weight_sources(model, "{revision}", inputs.weight_sources),
+            "sources": weight_sources(model, "{revision}", inputs.weight_sources, for_lock=True),
         }
     return {"images": images, "models": list(models.values())}

@@ -491,6 +491,7 @@ def test_a_release_on_eight_h800():
         "key": MODEL,
         "revision": "0123abcd",
         "files": FILES,
+        "weight_format": "fp8",
         "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/0123abcd"],
     }
     assert (release["deployment"], release["engine"], release["engine_version"]) == ("qwen", "vllm", "0.33.0")
@@ -696,7 +697,7 @@ def test_what_has_to_be_locked_is_asked_for_once():
             {
                 "key": MODEL,
                 "revision": catalogue.model(MODEL).revision,
-                "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/{revision}"],
+                "sources": ["huggingface:Qwen/Qwen3.6-35B-A3B-FP8"],
             }
         ],
     }

@@ -68,7 +68,7 @@ ANSWERS = {
             {
                 "key": MODEL,
                 "revision": catalogue.model(MODEL).revision,
-                "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/{revision}"],
+                "sources": ["huggingface:Qwen/Qwen3.6-35B-A3B-FP8"],
             }
         ],
     },

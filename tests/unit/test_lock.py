@@ -513,3 +513,19 @@ def test_an_empty_lock_file_is_filled(module, wanted, text):
     Path(wanted["path"]).parent.mkdir(parents=True)
     Path(wanted["path"]).write_text(text)
     assert sorted(module(wanted)["lock"]["models"]) == ["tiny"]
+
+
+def test_a_branch_that_is_allowed_stays_at_the_commit_of_its_lock(module, wanted):
+    module(wanted)
+    assert module({**wanted, "revisions": {"tiny": "main"}, "unpinned": ["tiny"]})["changed"] is False
+
+
+def test_a_revision_by_hub_locks_again_when_one_of_them_moves(module, wanted):
+    revisions = {"huggingface": "a" * 40, "modelscope": "b" * 40}
+    hubs = ["huggingface:Org/Tiny", "modelscope:Org/Tiny"]
+    asked = {**wanted, "models": [request(*hubs)], "revisions": {"tiny": revisions}}
+    first = module(asked)
+    assert first["lock"]["models"]["tiny"] == {"revision": "a" * 40, "files": FILES, "hub_revisions": revisions}
+    assert module(asked)["changed"] is False
+    moved = module({**asked, "revisions": {"tiny": {**revisions, "modelscope": "c" * 40}}})
+    assert moved["lock"]["models"]["tiny"]["hub_revisions"]["modelscope"] == "c" * 40

@@ -25,7 +25,7 @@ def kept_starts(root: Path, deployments: Iterable[str]) -> dict[str, dict[str, A
             continue
         releases = root / name / "releases"
         ids = [current, link_target(root, name, "previous")]
-        records = [read_json_object(releases / release_id / RECORD_NAME).get("start") for release_id in ids if release_id]
+        records = [read_json_object(releases / kept / RECORD_NAME).get("start") for kept in ids if kept]
         plan = read_json_object(releases / current / "release.json").get("plan")
         learned = plan.get("learned_from") if isinstance(plan, dict) else None
         found[name] = {
