@@ -66,7 +66,7 @@ def release_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             notes.append(f"{row['deployment']} {row['release']} refused ({refused['stage']}) at {refused['when']}:")
             notes += [f"  {line}" for line in refused["reason"].splitlines()]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]  # noqa: B905
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
     return lines + notes if rows else ["no releases here"]
 
 
