@@ -10,6 +10,7 @@ from ansible.errors import AnsibleFilterError
 from metalserve import catalogue, deployments, driver, planner
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
+from metalserve.verdict import host as verdict_host
 
 
 def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +78,22 @@ def driver_action(facts: dict[str, Any], wanted_version: str, **options: Any) ->
     return driver.driver_action(facts, wanted_version, **options)
 
 
+def compatibility_verdict(
+    facts: dict[str, Any],
+    items: list[dict[str, Any]] | None = None,
+    *,
+    models: dict[str, Any] | None = None,
+    engines: dict[str, Any] | None = None,
+    lock: dict[str, Any] | None = None,
+    weight_sources: dict[str, Any] | None = None,
+    models_dir: str = "/var/lib/metalserve/models",
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """May a host serve its deployments?"""
+    inputs = deployments.Inputs(models or {}, engines or {}, lock or {}, weight_sources or {}, models_dir)
+    return verdict_host.compatibility_verdict(facts, items or [], inputs=inputs, options=options)
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -90,5 +107,6 @@ class FilterModule:
             gate_endpoints,
             lock_requests,
             driver_action,
+            compatibility_verdict,
         )
         return {function.__name__: _filter(function) for function in faces}

@@ -12,15 +12,13 @@ from typing import Any
 
 from metalserve import catalogue
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
-from metalserve.engines.versions import plain_version, version_key
 from metalserve.errors import Refusal
 from metalserve.planner import assign_gpus, make_plan
 from metalserve.release import Release, build_release
 from metalserve.remote.weights import WeightsError, manifest_sha256
+from metalserve.verdict.now import require_image, require_software
 
 DEFAULT_SOURCES = ("https://huggingface.co/{huggingface}/resolve/{revision}",)
-# docs.nvidia.com, security bulletin of July 2025 for the NVIDIA Container Toolkit.
-TOOLKIT_FLOOR = "1.17.8"
 # What the unit mounts into the container, by the names of the engine's start command.
 CONTAINER_PATHS = {"config": "/release/engine.yaml", "model": "/models/${METALSERVE_MODEL_KEY}"}
 DEFAULTS: dict[str, Any] = {
@@ -187,35 +185,6 @@ def _check_gpus(name: str, gpus: Any) -> None:
         )
 
 
-def check_driver(facts: Mapping[str, Any]) -> None:
-    """Refuse a GPU host whose driver or container toolkit cannot hand a GPU to a container.
-
-    Raises:
-        Refusal: no working driver, or no NVIDIA container toolkit.
-    """
-    driver = facts.get("driver") or {}
-    if driver.get("state", "ok") != "ok":
-        versions = ", ".join(f"{part} {driver[part]}" for part in ("loaded", "on_disk", "userland") if driver.get(part))
-        raise Refusal(
-            found=f"GPUs on the PCI bus and a driver in state '{driver['state']}' ({versions or 'no version found'})",
-            needed="a loaded NVIDIA driver that fits its userland",
-            change="install or reload the driver (580 or newer for the pinned images), then run again",
-        )
-    toolkit = (facts.get("container_toolkit") or {}).get("version")
-    if toolkit and version_key(plain_version(toolkit)) < version_key(TOOLKIT_FLOOR):
-        raise Refusal(
-            found=f"NVIDIA container toolkit {toolkit}",
-            needed=f"{TOOLKIT_FLOOR} or newer: older ones let a container take over its host (CVE-2025-23266)",
-            change="upgrade nvidia-container-toolkit on the host",
-        )
-    if "container_toolkit" in facts and not (facts["container_toolkit"] or {}).get("version"):
-        raise Refusal(
-            found="GPUs with a working driver and no NVIDIA container toolkit",
-            needed="nvidia-ctk and the CDI specification that it writes: engines get their GPUs as CDI devices",
-            change="install nvidia-container-toolkit 1.17.8 or newer and run `nvidia-ctk cdi generate`",
-        )
-
-
 def check_holders(deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     """Refuse GPUs that an engine of a deployment which has left the inventory still holds.
 
@@ -231,21 +200,6 @@ def check_holders(deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, 
                 needed="GPUs that no engine of another deployment holds",
                 change=f"`systemctl disable --now vllm@{holder['deployment']}` (or sglang@) on it, or keep its entry",
             )
-
-
-def check_engine_driver(engine: EngineInfo, facts: Mapping[str, Any]) -> None:
-    """Refuse a driver branch that is older than the engine's image can run on.
-
-    Raises:
-        Refusal: naming both branches.
-    """
-    loaded = (facts.get("driver") or {}).get("loaded")
-    if loaded and int(str(loaded).split(".", 1)[0]) < engine.minor_compatibility_branch:
-        raise Refusal(
-            found=f"driver {loaded} under {engine.image}, which carries CUDA {engine.image_cuda}",
-            needed=f"driver branch {engine.minor_compatibility_branch} or newer",
-            change="the host's driver, or an older engine with engine_version of the deployment",
-        )
 
 
 def check_ports(deployments: Sequence[Mapping[str, Any]], listening: Sequence[Mapping[str, Any]]) -> None:
@@ -271,7 +225,7 @@ def check_ports(deployments: Sequence[Mapping[str, Any]], listening: Sequence[Ma
 
 
 def serving_releases(
-    deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], inputs: Inputs
+    deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], inputs: Inputs, *, check_host: bool = True
 ) -> list[dict[str, Any]]:
     """The releases of one host, each with what staging, activation and the gate need, as plain types.
 
@@ -279,6 +233,7 @@ def serving_releases(
         deployments: `serving_deployments` of the host.
         facts: `ansible_facts['gpu_host']` of the host.
         inputs: the rest of the inventory.
+        check_host: whether driver and container toolkit must already do what the releases need.
 
     Returns:
         One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
@@ -298,14 +253,15 @@ def serving_releases(
     known_models = catalogue.models(inputs.models)
     gpus = facts.get("gpus") or []
     if gpus:
-        check_driver(facts)
+        if check_host:
+            require_software(facts)
         check_holders(checked, facts)
         assigned = assign_gpus(facts, checked)
         for item in checked:
             if item["gpus"] != "all":
                 item["gpus"] = list(assigned[item["name"]])
     check_ports(checked, facts.get("listening") or [])
-    return [_one(item, facts, inputs, known_models) for item in checked]
+    return [_one(item, facts, inputs, known_models, check_host=check_host) for item in checked]
 
 
 def engine_for(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> EngineInfo:
@@ -318,12 +274,17 @@ def engine_for(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> Eng
 
 
 def _one(
-    item: Mapping[str, Any], facts: Mapping[str, Any], inputs: Inputs, known_models: Mapping[str, catalogue.Model]
+    item: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    inputs: Inputs,
+    known_models: Mapping[str, catalogue.Model],
+    *,
+    check_host: bool,
 ) -> dict[str, Any]:
     engine = engine_for(item, inputs.engines)
     model = known_models.get(item["model"]) or catalogue.model(item["model"], inputs.models)
-    if facts.get("gpus"):
-        check_engine_driver(engine, facts)
+    if check_host and facts.get("gpus"):
+        require_image(facts, engine, (inputs.lock.get("images") or {}).get(engine.image), item["environment"])
     locked_image = _locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
     locked_model = _locked(inputs.lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
     try:

@@ -49,8 +49,9 @@ def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dic
     """Ask the registry what a tag names now.
 
     Returns:
-        {digest, compressed_bytes}: the digest that `docker pull` verifies (of the index for a multi-platform image) and
-        the size of the layers for linux/amd64.
+        {digest, compressed_bytes, cuda}: the digest that `docker pull` verifies (of the index for a multi-platform
+        image), the size of the layers for linux/amd64, and the CUDA version that the image says it has; without `cuda`
+        where it says nothing.
 
     Raises:
         Refusal: the registry cannot be reached, does not have the tag, or has it for other platforms only.
@@ -75,7 +76,22 @@ def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dic
             needed="a registry that this machine reaches and that has the tag",
             change="`image` of the deployment or of serving_engines, or the network of this machine",
         ) from error
-    return {"digest": digest, "compressed_bytes": size_bytes}
+    cuda = _cuda_version(client, manifest)
+    return {"digest": digest, "compressed_bytes": size_bytes, **({"cuda": cuda} if cuda else {})}
+
+
+def _cuda_version(client: DXF, manifest: Mapping[str, Any]) -> str | None:
+    """CUDA_VERSION in the environment of an image that is built on NVIDIA's CUDA images; None where there is none.
+
+    A registry that does not give the image's configuration only costs this: the catalogue knows the CUDA by version.
+    """
+    try:
+        chunks: Any = client.pull_blob(manifest["config"]["digest"])
+        config = json.loads(b"".join(chunks))
+        environment = dict(entry.partition("=")[::2] for entry in config["config"]["Env"])
+    except (requests.RequestException, DXFError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return environment.get("CUDA_VERSION") or None
 
 
 def _of_platform(manifests: Iterable[Mapping[str, Any]], reference: str) -> str:

@@ -19,8 +19,6 @@ from metalserve.deployments import (
     DEFAULTS,
     REQUIRED,
     Inputs,
-    check_driver,
-    check_engine_driver,
     check_ports,
     engine_for,
     gate_endpoints,
@@ -30,7 +28,6 @@ from metalserve.deployments import (
     serving_releases,
     weight_sources,
 )
-from metalserve.engines.info import engine_info
 from metalserve.errors import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,44 +274,6 @@ def test_gpus_on_a_host_without_any():
 
 
 # ---- drivers ----
-
-
-@pytest.mark.parametrize("state", ["none", "nouveau", "not_loaded", "mismatch"])
-def test_a_driver_that_does_not_work(state):
-    refusal = refusal_of(check_driver, {"driver": {"state": state, "loaded": "580.95.05", "userland": "575.57.08"}})
-    assert refusal.found == (
-        f"GPUs on the PCI bus and a driver in state '{state}' (loaded 580.95.05, userland 575.57.08)"
-    )
-    assert refusal.needed == "a loaded NVIDIA driver that fits its userland"
-    assert refusal.change.startswith("install or reload the driver (580 or newer")
-
-
-def test_a_host_without_any_driver():
-    assert refusal_of(check_driver, {"driver": {"state": "none"}}).found.endswith("state 'none' (no version found)")
-
-
-@pytest.mark.parametrize("toolkit", [None, {"version": None}])
-def test_a_working_driver_without_the_container_toolkit(toolkit):
-    refusal = refusal_of(check_driver, {"driver": {"state": "ok"}, "container_toolkit": toolkit})
-    assert refusal.found == "GPUs with a working driver and no NVIDIA container toolkit"
-    assert "nvidia-ctk" in refusal.needed
-    assert refusal.change == "install nvidia-container-toolkit 1.17.8 or newer and run `nvidia-ctk cdi generate`"
-
-
-def test_a_driver_that_works():
-    check_driver({"driver": {"state": "ok", "loaded": "580.95.05"}, "container_toolkit": {"version": "1.18.0"}})
-
-
-def test_a_driver_that_is_older_than_the_image():
-    refusal = refusal_of(check_engine_driver, engine_info("vllm"), {"driver": {"loaded": "575.57.08"}})
-    assert refusal.found == f"driver 575.57.08 under {IMAGE}, which carries CUDA 13.0"
-    assert refusal.needed == "driver branch 580 or newer"
-    assert refusal.change == "the host's driver, or an older engine with engine_version of the deployment"
-
-
-@pytest.mark.parametrize("loaded", ["580.95.05", "590.10", None])
-def test_a_driver_that_is_new_enough_or_unknown(loaded):
-    check_engine_driver(engine_info("vllm"), {"driver": {"loaded": loaded}})
 
 
 def test_both_are_asked_before_anything_is_planned():

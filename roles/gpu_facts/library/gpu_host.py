@@ -22,6 +22,9 @@ options:
     type: list
     elements: str
     default: [/]
+  models_dir:
+    description: Absolute path where models live. What is there of them is told.
+    type: str
   probe_timeout_seconds:
     description: Seconds each question may take. All are asked at the same time.
     type: float
@@ -82,6 +85,7 @@ ansible_facts:
         architecture: {description: Machine architecture., type: str, sample: x86_64}
         os: {description: "id, version_id and like (a list that begins with the id) of /etc/os-release.", type: dict}
         virtualization: {description: "none on bare metal, else the word of systemd-detect-virt.", type: str}
+        systemd: {description: Release of systemd., type: int, sample: 257}
         services:
           description: "State of NVIDIA's services: active, inactive, failed or missing; null where systemd is silent."
           type: dict
@@ -126,7 +130,12 @@ ansible_facts:
         iommu: {description: "off, pt (direct) or on (translated).", type: str}
         xid_errors: {description: "GPU errors since boot: code, pci_address, message (the latest), count.", type: list}
         sxid_errors: {description: "NVSwitch errors since boot, in the same form.", type: list}
-        docker: {description: "version and api of the daemon, cdi, running.", type: dict}
+        models:
+          description: "Revisions under O(models_dir): key, revision, published, size_bytes."
+          type: list
+        docker:
+          description: "version and api of the daemon, cdi, running, images (repository@digest)."
+          type: dict
         container_toolkit: {description: version., type: dict}
         cdi:
           description:
@@ -147,6 +156,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "disk_paths": {"type": "list", "elements": "str", "default": ["/"]},
+            "models_dir": {"type": "str"},
             "probe_timeout_seconds": {"type": "float", "default": 10},
             "nvml_timeout_seconds": {"type": "float", "default": 30},
             "root": {"type": "path", "default": "/"},
@@ -156,16 +166,20 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    relative = [path for path in module.params["disk_paths"] if not path.startswith("/")]
-    if relative:
-        module.fail_json(
-            msg=f"disk_paths contains {', '.join(map(repr, relative))}. Needed: absolute paths. "
-            "Change: gpu_facts_disk_paths."
-        )
-    packed = module.params["pynvml"]
+    models_dir = module.params["models_dir"]
+    for name, paths in (("disk_paths", module.params["disk_paths"]), ("models_dir", [models_dir or "/"])):
+        relative = [path for path in paths if not path.startswith("/")]
+        if relative:
+            module.fail_json(
+                msg=f"{name} contains {', '.join(map(repr, relative))}. Needed: absolute paths. "
+                f"Change: gpu_facts_{name}."
+            )
+    # The NVML library of this machine does not answer for a host that is only a tree of files.
+    packed = module.params["pynvml"] if module.params["root"] == "/" else None
     facts = collect(
         module.params["root"],
         module.params["disk_paths"],
+        models_dir=models_dir,
         device_root=module.params["device_root"],
         nvml=partial(load_pynvml, packed) if packed else None,
         limit_seconds=module.params["probe_timeout_seconds"],

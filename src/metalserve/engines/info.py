@@ -19,8 +19,8 @@ class EngineInfo:
     """One engine at one version.
 
     ``drain_seconds`` is the time given to running requests after SIGTERM (None: no limit of the engine's own).
-    ``driver_branch`` runs the image as it is, ``minor_compatibility_branch`` through CUDA minor-version
-    compatibility. ``arguments`` holds the placeholders ``{config}`` and ``{model}``: paths in the container.
+    ``image_cuda`` is the CUDA of the image at that version. ``arguments`` holds the placeholders ``{config}`` and
+    ``{model}``: paths in the container.
     """
 
     engine: str
@@ -36,8 +36,6 @@ class EngineInfo:
     metrics_route: str
     drain_seconds: int | None
     image_cuda: str
-    driver_branch: int
-    minor_compatibility_branch: int
     sources: tuple[str, ...]
 
 
@@ -90,8 +88,6 @@ def engine_info(engine: str, version: str | None = None, image: str | None = Non
         metrics_route=entry["metrics_route"],
         drain_seconds=entry["drain_seconds"],
         image_cuda=built["cuda"],
-        driver_branch=built["driver_branch"],
-        minor_compatibility_branch=built["minor_compatibility_branch"],
         sources=tuple(entry["sources"]),
     )
 

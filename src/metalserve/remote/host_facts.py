@@ -15,6 +15,7 @@ from . import (
     host_processes,
     host_smi,
     host_software,
+    host_store,
     host_system,
 )
 from .host_nvml import NvmlMismatchError, NvmlMissingError, read_nvml
@@ -61,6 +62,7 @@ def collect(
     root: str = "/",
     disk_paths: Sequence[str] = ("/",),
     *,
+    models_dir: str | None = None,
     device_root: str | None = None,
     nvml: Callable[[], Any] | None = None,
     run: Run | None = None,
@@ -72,6 +74,7 @@ def collect(
     Args:
         root: where the host's file system begins.
         disk_paths: absolute paths whose file system is described; they need not exist yet.
+        models_dir: where models live; what is there of them is told.
         device_root: where sysfs PCI, /sys/module and /proc/driver begin; default: the root. For a host whose
             GPUs are simulated.
         nvml: returns the module `pynvml`; without it, or without the NVML library, nvidia-smi is asked.
@@ -97,6 +100,7 @@ def collect(
         "driver": partial(host_driver.read_driver, host),
         "os": partial(host_platform.operating_system, host),
         "virtualization": partial(host_platform.virtualization, host),
+        "systemd": partial(host_platform.systemd_version, host),
         "services": partial(host_platform.services, host),
         "dkms": partial(host_modules.dkms, host),
         "mok_enrolled": partial(host_modules.mok_enrolled, host),
@@ -108,6 +112,8 @@ def collect(
         # One probe for each path: a network file system that hangs costs only its own answer.
         **{f"disk {path}": partial(host_system.disk, host, path) for path in disk_paths},
     }
+    if models_dir is not None:
+        questions["models"] = partial(host_store.models, host, models_dir)
     probes = [Probe(name, ask, limit_seconds) for name, ask in questions.items()]
     probes.append(Probe("nvml", partial(_ask_driver, patient, nvml), nvml_limit_seconds))
     values, errors = run_probes(probes)
@@ -165,6 +171,7 @@ def _assemble(values: dict[str, Any], errors: list[dict[str, str]], disk_paths: 
         **(values["kernel"] or dict.fromkeys(("kernel", "kernel_headers", "boot_id", "architecture"))),
         "os": values["os"] or {"id": None, "version_id": None, "like": []},
         "virtualization": values["virtualization"],
+        "systemd": values["systemd"],
         "services": values["services"] or dict.fromkeys(host_platform.SERVICES),
         "cpu": values["cpu"],
         "memory": values["memory"],
@@ -185,7 +192,8 @@ def _assemble(values: dict[str, Any], errors: list[dict[str, str]], disk_paths: 
         "acs_redirect": pci["acs_redirect"],
         "iommu": pci["iommu"],
         **log,
-        "docker": values["docker"] or {"version": None, "api": None, "cdi": None, "running": False},
+        "models": values.get("models") or [],
+        "docker": values["docker"] or {"version": None, "api": None, "cdi": None, "running": False, "images": []},
         "container_toolkit": values["container_toolkit"] or {"version": None},
         "cdi": values["cdi"] or {"specs": []},
         "listening": processes["listening"],

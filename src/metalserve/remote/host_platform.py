@@ -41,6 +41,18 @@ def virtualization(host: Host) -> str | None:
     return word
 
 
+def systemd_version(host: Host) -> int | None:
+    """The number of systemd's release, such as 257; None where there is none."""
+    try:
+        answer = host.command("systemctl", "--version")
+    except CommandMissingError:
+        return None
+    found = re.match(r"^systemd (\d+)", answer.stdout)
+    if not found:
+        raise ProbeError(f"systemctl --version: {answer.stderr.strip() or 'no version'}")
+    return int(found.group(1))
+
+
 def services(host: Host) -> Reading:
     """State of NVIDIA's services: active, inactive, failed or missing; None where systemd does not answer."""
     unknown = dict.fromkeys(SERVICES)

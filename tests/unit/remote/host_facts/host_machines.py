@@ -143,6 +143,7 @@ def bare_machine(root: Path) -> Machine:
     machine.write("/proc/sys/kernel/random/boot_id", "5c3e1b0a-0000-4000-8000-000000000001\n")
     machine.commands["systemd-detect-virt",] = Output(1, "none\n", "")
     machine.services({})
+    machine.commands["systemctl", "--version"] = Output(0, "systemd 257 (257.9-1~deb13u1)\n+PAM +AUDIT\n", "")
     machine.commands[JOURNAL] = Output(1, "", "")  # nothing fits the pattern
     machine.commands[*JOURNAL, "-n", "1"] = Output(0, "Linux version 6.1.0-32-amd64\n", "")
     return machine

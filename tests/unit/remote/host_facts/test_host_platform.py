@@ -64,6 +64,18 @@ def test_virtualization(tmp_path):
     assert (facts["virtualization"], facts["probe_errors"]) == (None, [])
 
 
+def test_systemd(tmp_path):
+    machine = bare_machine(tmp_path)
+    assert machine.facts()["systemd"] == 257
+    machine.commands["systemctl", "--version"] = Output(1, "", "broken\n")
+    facts = machine.facts()
+    assert facts["systemd"] is None
+    assert facts["probe_errors"] == [{"probe": "systemd", "error": "systemctl --version: broken"}]
+    del machine.commands["systemctl", "--version"]
+    facts = machine.facts()
+    assert (facts["systemd"], facts["probe_errors"]) == (None, [])
+
+
 def test_services(tmp_path):
     machine = bare_machine(tmp_path)
     machine.services({"nvidia-persistenced": "active", "nvidia-fabricmanager": "failed", "nvidia-imex": "activating"})
@@ -77,7 +89,7 @@ def test_services(tmp_path):
 
 def test_services_without_systemd(tmp_path):
     machine = bare_machine(tmp_path)
-    del machine.commands["systemctl", "show"]
+    del machine.commands["systemctl", "show"], machine.commands["systemctl", "--version"]
     assert set(machine.facts()["services"].values()) == {"missing"}
     text = "System has not been booted with systemd as init system (PID 1). Can't operate."
     machine.commands["systemctl", "show"] = Output(1, "", text + "\n")
