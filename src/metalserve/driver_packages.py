@@ -19,7 +19,7 @@ _NEW_NAMES = 580
 _KERNEL = re.compile(r"^(linux-image|kernel-core|kernel-modules)")
 # Meta packages that move the kernel: without a version in the name.
 _KERNEL_META = re.compile(
-    r"^(linux-(image|headers|generic|virtual|lowlatency|aws|azure|gcp|oracle|kvm)\b(?!.*\d\.\d)|kernel(-core)?$)"
+    r"^(linux-(image|headers|generic|virtual|lowlatency|aws|azure|gcp|oracle|kvm)\b(?!.*\d\.\d+\.\d)|kernel(-core)?$)"
 )
 
 
@@ -175,14 +175,14 @@ def package_versions(
         installed: `name` and `version` of the installed packages.
         offers: (name, complete version, source) of each package that the sources offer.
         revision: the part after the version, such as 1; only needed where several are offered.
-        source: the one source that may offer them, as `offers` names it; None accepts any single one.
+        source: the one source that may offer them, as `offers` names it; None accepts any.
 
     Raises:
         Refusal: a version that is not offered, offered in several revisions, or by two sources.
     """
     there = {str(package["name"]): str(package["version"]) for package in installed}
     listed = [(str(name), str(version), str(source)) for name, version, source in offers]
-    _refuse_two_sources(names, listed, source)
+    refuse_two_sources(names, listed, source)
     exact = []
     for name, wanted in names.items():
         if name in there and wanted in (there[name], upstream(there[name])):
@@ -206,14 +206,20 @@ def package_versions(
     return exact
 
 
-def _refuse_two_sources(names: Mapping[str, str], offers: list[tuple[str, str, str]], own: str | None) -> None:
+def refuse_two_sources(names: Mapping[str, str], offers: Iterable[Sequence[str]], own: str | None) -> None:
+    """Only the chosen source may offer the driver; None, the distribution's own, may be spread over several.
+
+    Raises:
+        Refusal: another source offers one of the packages.
+    """
     sources = sorted({source.rstrip("/") for name, _version, source in offers if name in names})
-    if len(sources) > 1 or (own and any(source != own for source in sources)):
-        raise Refusal(
-            found=f"this driver is offered by the package sources {', '.join(sources)}",
-            needed=f"only {own} to offer it" if own else "one source, or their packages get mixed",
-            change="remove the other from the host's package sources, or name it in nvidia_driver_repository_url",
-        )
+    if own is None or all(source == own for source in sources):
+        return
+    raise Refusal(
+        found=f"this driver is offered by the package sources {', '.join(sources)}",
+        needed=f"only {own} to offer it, or packages get mixed",
+        change="remove the other from the host's package sources, or name it in nvidia_driver_repository_url",
+    )
 
 
 def simulated_packages(text: str, version: str) -> list[str]:
@@ -248,15 +254,19 @@ def _unwanted(found: str, needed: str) -> Refusal:
     )
 
 
+def driver_versions(names: Mapping[str, str], installed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name and complete version of the installed packages that make up the driver."""
+    return {
+        str(package["name"]): str(package["version"])
+        for package in installed
+        if package["name"] in names or is_driver_package(str(package["name"]))
+    }
+
+
 def packages_to_hold(installed: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, kernel: bool) -> list[str]:
     """The installed packages that must not move by themselves: the driver's and, where asked, the kernel's own."""
-    return sorted(
-        str(package["name"])
-        for package in installed
-        if package["name"] in names
-        or is_driver_package(str(package["name"]))
-        or (kernel and _KERNEL_META.match(str(package["name"])))
-    )
+    metas = {str(package["name"]) for package in installed if _KERNEL_META.match(str(package["name"]))}
+    return sorted({*driver_versions(names, installed), *(metas if kernel else ())})
 
 
 def superseded_packages(names: Mapping[str, str], installed: Sequence[Mapping[str, Any]]) -> list[str]:

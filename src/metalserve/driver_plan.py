@@ -10,9 +10,11 @@ from metalserve.driver import REBOOT, STOP, driver_action
 from metalserve.driver_packages import (
     REPOSITORY_NAME,
     driver_packages,
+    driver_versions,
     package_changes,
     package_versions,
     packages_to_hold,
+    refuse_two_sources,
     simulated_packages,
     superseded_packages,
 )
@@ -46,11 +48,13 @@ class Wishes:
 class Seen:
     """What was seen on the host beside its facts; None stands for not looked at yet.
 
-    `offers` is the output of `apt-cache madison` or of `dnf repoquery` in the same columns, `simulated` that of
+    `present` is what the package sources of the host offer before this project adds its own, `offers` what they offer
+    with it: the output of `apt-cache madison` or of `dnf repoquery` in the same columns, `simulated` that of
     `apt-get install --simulate`, `key` the text of the package signing key.
     """
 
     host: Mapping[str, Any]
+    present: str | None = None
     offers: str | None = None
     simulated: str | None = None
     key: str | None = None
@@ -67,7 +71,7 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         Of plain types: `gpu_count` (0: the host is left alone, and nothing else is there), `step` (see
         `driver_action`), `packages` (see `driver_packages`), `exact` and `install` (name=version: those asked for, and
         those that apt would install for them), `superseded` (companions of an older branch, to be removed), `hold`
-        (names that are to be held and are not) and `held`.
+        (names that are to be held and are not) and `held`, `installed` (name -> version of the driver's packages).
 
     Raises:
         Refusal: what cannot work, and what the operator has to decide first.
@@ -113,6 +117,8 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         raise Stop(step["message"])
     if step["action"] == REBOOT and not step["packages"]:
         _check_next_kernel(facts, wishes, seen.host.get("next_kernel"))
+    if seen.present is not None:
+        refuse_two_sources(names, _offers(seen.present), _source(packages))
     exact = None
     if seen.offers is not None:
         exact = package_versions(
@@ -134,6 +140,7 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         "superseded": superseded_packages(names, installed),
         "hold": [name for name in hold if name not in held],
         "held": [name for name in hold if name in held],
+        "installed": driver_versions(names, installed),
     }
 
 

@@ -61,8 +61,9 @@ def test_the_errors_that_hosts_are_known_for(code, cause, remedy):
 
 
 def test_803_from_a_library_of_the_image_names_the_library():
-    row = judged(with_error(803, library="/usr/local/cuda-13.0/compat/libcuda.so.580.65.06"))
-    assert "the image's own /usr/local/cuda-13.0/compat/libcuda.so.580.65.06 was loaded" in row.found
+    """Seen so on a machine with two H200s and driver 580.159.04, whose CUDA image brings an older library."""
+    row = judged(with_error(803, library="/usr/local/cuda-13.0/compat/libcuda.so.580.95.05"))
+    assert "the image's own /usr/local/cuda-13.0/compat/libcuda.so.580.95.05 was loaded" in row.found
 
 
 @pytest.mark.parametrize("code", [100, 999])
