@@ -86,11 +86,11 @@ test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to prov
 	molecule test --scenario-name default
 
 .PHONY: test-toolkit
-test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit, CDI and CUDA probe on simulated GPUs
+test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit, CDI and health on a host with simulated GPUs
 	molecule test --scenario-name toolkit
 
 .PHONY: test-driver
-test-driver: root $(VENV)/.dev ## The driver on a virtual machine that really reboots, with simulated GPUs (lab/README.md)
+test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machine that really reboots, with simulated GPUs (lab/README.md)
 	@lab/install vm
 	@lab/dockerd start
 	molecule test --scenario-name driver

@@ -1,8 +1,9 @@
 """The toolkit on a host with simulated GPUs: what is there, what heals, and every refusal with its sentence."""
 
 import json
+import re
 
-from conftest import SCENARIO
+from conftest import PROJECT, SCENARIO
 
 SIMULATE = (SCENARIO / "simulate_gpus").read_text(encoding="utf-8")
 PACKAGES = [
@@ -65,10 +66,34 @@ def test_the_specification_is_of_the_loaded_driver(host):
     assert not host.file("/etc/cdi/nvidia.yaml").exists
 
 
-def test_it_is_refreshed_at_boot_and_when_modules_change(host):
+def test_it_is_written_at_boot_and_when_modules_change(host):
+    assert host.service("metalserve-cdi.service").is_enabled
+    assert (
+        "docker.service" in host.check_output("systemctl show metalserve-cdi.service --property=Before --value").split()
+    )
     assert host.service("nvidia-cdi-refresh.path").is_running
     assert host.service("nvidia-cdi-refresh.path").is_enabled
     assert host.service("nvidia-cdi-refresh.service").is_enabled
+
+
+def cycles(host, after):
+    """What systemd says of the boot with an engine's unit that is ordered so."""
+    lines = ["[Unit]", f"After={after}", "[Service]", "ExecStart=/bin/true", "[Install]", "WantedBy=multi-user.target"]
+    unit = "\n".join(lines)
+    host.check_output("printf %s > /etc/systemd/system/engine-order.service", unit)
+    host.check_output("systemctl enable engine-order.service")
+    said = host.run("systemd-analyze --man=no verify multi-user.target").stderr
+    host.check_output("systemctl disable engine-order.service && rm /etc/systemd/system/engine-order.service")
+    host.check_output("systemctl daemon-reload")
+    return [line for line in said.splitlines() if "cycle" in line]
+
+
+def test_engines_start_at_boot_beside_nvidias_unit(host):
+    """An engine that waits for nvidia-cdi-refresh.service is not started at all; the units of this project do not."""
+    assert "Found ordering cycle on engine-order.service" in cycles(host, "nvidia-cdi-refresh.service")[0]
+    template = (PROJECT / "roles/serving_unit/templates/engine@.service.j2").read_text(encoding="utf-8")
+    (after,) = re.findall("^After=(.*)$", template, re.MULTILINE)
+    assert cycles(host, after) == []
 
 
 def test_docker_has_no_default_runtime_and_no_other_one(host):

@@ -77,7 +77,7 @@ def _step(
             + (f", without {', '.join(missing)}" if missing else "")
             + (f", with {', '.join(strange)}" if strange else ""),
             f"the {len(wanted)} GPUs of the host",
-            "refresh the CDI specification (systemctl restart nvidia-cdi-refresh.service)",
+            "refresh the CDI specification (systemctl restart metalserve-cdi.service)",
         )
     return None
 

@@ -120,7 +120,7 @@ def _cdi(facts: Facts) -> Row | None:
         if any(device.startswith("nvidia.com/gpu=") for device in spec["devices"])
     ]
     loaded = (facts.get("driver") or {}).get("loaded")
-    refresh = "systemctl restart nvidia-cdi-refresh.service, or run playbooks/prepare.yml"
+    refresh = "systemctl restart metalserve-cdi.service, or run playbooks/prepare.yml"
     if not specs:
         return fail("cdi", "no CDI specification of the GPUs", "one in /var/run/cdi or /etc/cdi", refresh)
     paths = ", ".join(spec["path"] for spec in specs)

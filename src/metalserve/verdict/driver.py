@@ -56,9 +56,13 @@ def driver_outlook(facts: Mapping[str, Any], options: DriverOptions, today: dt.d
         )
     except Refusal as refusal:
         return DriverOutlook((from_refusal("driver", refusal),), loaded)
-    if answer["action"] == REFUSE:
-        rows = [from_refusal("driver", refusal) for refusal in split_refusals(answer["message"])]
-        return DriverOutlook(tuple(rows), options.version)
+    refusals = split_refusals(answer["message"]) if answer["action"] == REFUSE else []
+    if options.refusal:
+        # The role has asked package sources and firmware, too; what it found for itself is said once.
+        known = {refusal.found for refusal in refusals}
+        refusals += [refusal for refusal in split_refusals(options.refusal) if refusal.found not in known]
+    if refusals:
+        return DriverOutlook(tuple(from_refusal("driver", refusal) for refusal in refusals), options.version)
     if answer["decision"] == REPORT:
         # The operator keeps the driver as it is, so it is judged as it is.
         left = split_refusals(answer["message"])[0]

@@ -24,6 +24,7 @@ class DriverOptions:
         end_of_life_allowed: take a branch that gets no more fixes.
         key_enrolled: the inventory names a key that the firmware knows; None: the fact decides.
         prebuilt: the packages bring signed modules.
+        refusal: what the role nvidia_driver said against this host, empty where nothing.
     """
 
     manage: bool = True
@@ -34,6 +35,7 @@ class DriverOptions:
     end_of_life_allowed: bool = False
     key_enrolled: bool | None = None
     prebuilt: bool = False
+    refusal: str = ""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def test_a_toolkit_below_the_security_floor():
 def test_no_cdi_specification():
     facts = healthy()
     facts["cdi"]["specs"] = [{"path": "/etc/cdi/other.yaml", "driver_version": None, "devices": ["vendor.com/net=0"]}]
-    failed(facts, "cdi", "no CDI specification of the GPUs", "nvidia-cdi-refresh")
+    failed(facts, "cdi", "no CDI specification of the GPUs", "metalserve-cdi")
 
 
 def test_two_cdi_specifications():
@@ -143,7 +143,7 @@ def test_two_cdi_specifications():
 def test_a_stale_cdi_specification():
     facts = healthy()
     facts["cdi"]["specs"][0]["driver_version"] = "570.86.15"
-    failed(facts, "cdi", "is of driver 570.86.15", DRIVER, "nvidia-cdi-refresh")
+    failed(facts, "cdi", "is of driver 570.86.15", DRIVER, "metalserve-cdi")
 
 
 def test_a_docker_that_does_not_resolve_cdi():

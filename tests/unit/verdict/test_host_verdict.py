@@ -220,6 +220,16 @@ def test_every_refusal_of_the_driver_is_a_row_of_its_own():
     assert rows[0].found != rows[1].found
 
 
+def test_what_the_driver_s_role_says_against_a_host_is_said_once():
+    text = "there are no headers of the running kernel simulated. Needed: them. Change: install them."
+    found = refusal(bare(kernel_headers=False), "driver", driver={"refusal": text})
+    assert (found.found, found.change) == ("there are no headers of the running kernel simulated", "install them")
+    first = refusal(bare(secure_boot=True), "driver")
+    both = f"{first.found}. Needed: x. Change: y. {text[0].upper()}{text[1:]}"
+    rows = [check for check in judge(bare(secure_boot=True), driver={"refusal": both}).checks if check.name == "driver"]
+    assert [check.found for check in rows] == [first.found, "There are no headers of the running kernel simulated"]
+
+
 def test_a_wanted_version_that_is_incomplete():
     found = refusal(a_host(), "driver", driver={"version": "580"})
     assert (found.found, found.change) == ("driver version '580'", "nvidia_driver_version")

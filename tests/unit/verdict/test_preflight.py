@@ -164,6 +164,17 @@ def test_what_docker_engine_says_against_a_host_is_a_row_of_its_verdict(tmp_path
     assert f"REFUSED  {host}: docker: This host has systemd 247 (247.3). Needed: systemd 252 or newer" in run.stdout
 
 
+def test_a_fact_cache_does_not_speak_for_a_host_that_is_silent(tmp_path, monkeypatch):
+    (host,) = FLEET.build_fleet(tmp_path, [FLEET.read_shape("8xH800")])
+    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
+    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(tmp_path / "cache"))
+    assert preflight(tmp_path).returncode == 0
+    silent = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
+    run = preflight(tmp_path, hosts={host: silent})
+    assert run.returncode != 0
+    assert f"REFUSED  {host}: facts: the host gave no facts" in run.stdout
+
+
 def test_a_shape_that_cannot_be_read():
     with pytest.raises(SystemExit, match="'eight H800' is no shape"):
         FLEET.read_shape("eight H800")
