@@ -85,6 +85,10 @@ differential: root $(VENV)/.dev built-lab ## The planner against the real engine
 test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
+.PHONY: test-toolkit
+test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit and health, on a container with systemd
+	molecule test --scenario-name toolkit
+
 .PHONY: test-driver
 test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machine that really reboots, with simulated GPUs (lab/README.md)
 	@lab/install vm
