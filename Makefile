@@ -95,6 +95,13 @@ test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machi
 	@lab/dockerd start
 	molecule test --scenario-name driver
 
+# Not part of `make test`: it loads real packages from Debian's non-free.
+.PHONY: test-packages
+test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA's real ones in Debian's non-free
+	@lab/install
+	@lab/dockerd start
+	python -m pytest tests/packages
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
