@@ -86,7 +86,7 @@ test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to prov
 	molecule test --scenario-name default
 
 .PHONY: test-toolkit
-test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit, CDI and health on a host with simulated GPUs
+test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit and health, on a container with systemd
 	molecule test --scenario-name toolkit
 
 .PHONY: test-driver
@@ -98,6 +98,12 @@ test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machi
 .PHONY: test-engines
 test-engines: root $(VENV)/.dev built-lab ## Releases with the real vLLM: change, refusal, the way back, death, reboot
 	molecule test --scenario-name engines
+# Not part of `make test`: it loads real packages from Debian's non-free.
+.PHONY: test-packages
+test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA's real ones in Debian's non-free
+	@lab/install
+	@lab/dockerd start
+	python -m pytest tests/packages
 
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine

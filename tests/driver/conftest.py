@@ -52,14 +52,14 @@ def installed(machine):
     return "installed"
 
 
-@pytest.fixture
-def run_playbook(pytestconfig):
-    """Run the scenario's playbook with extra variables."""
+@pytest.fixture(scope="session")
+def run_playbook_file(pytestconfig):
+    """Run a playbook of the project on the machine with extra variables."""
     inventory = Path(pytestconfig.getoption("ansible_inventory")).resolve()
 
-    def run(extra=None, *options):
+    def run(playbook, extra=None, *options):
         environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / PLAYBOOK), "-i", str(inventory)]
+        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / playbook), "-i", str(inventory)]
         process = subprocess.run(
             [*argv, "-e", json.dumps(extra or {}), *options],
             cwd=PROJECT,
@@ -67,9 +67,19 @@ def run_playbook(pytestconfig):
             capture_output=True,
             text=True,
             check=False,
-            timeout=1800,
+            timeout=3600,
         )
         return Playbook(process)
+
+    return run
+
+
+@pytest.fixture
+def run_playbook(run_playbook_file):
+    """Run the scenario's playbook with extra variables."""
+
+    def run(extra=None, *options):
+        return run_playbook_file(PLAYBOOK, extra, *options)
 
     return run
 
