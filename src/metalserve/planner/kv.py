@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import lcm
 from typing import Any
 
-from metalserve.errors import Refusal
+from metalserve.errors import DoesNotFit, Refusal
 from metalserve.planner.shape import FULL, LINEAR, SLIDING, Shape, read_shape
 from metalserve.planner.units import ceil_div, gib
 from metalserve.planner.versions import VllmBehaviour, behaviour, check_version
@@ -208,9 +208,9 @@ def kv_capacity(
     `tensor_parallel_problems`.
 
     Raises:
+        DoesNotFit: one request of `max_model_len` tokens does not fit; names the longest length that would.
         Refusal: the config cannot be read, another engine, a release older than is known, an unknown KV dtype or
-            prefill backend, a number out of range, or one request of `max_model_len` tokens does not fit (it names the
-            longest length that would).
+            prefill backend, or a number out of range.
     """
     if engine != "vllm":
         raise Refusal(
@@ -265,11 +265,11 @@ def kv_capacity(
     return found
 
 
-def too_short(cut: Layout, available_bytes: int, length_tokens: int) -> Refusal:
+def too_short(cut: Layout, available_bytes: int, length_tokens: int) -> DoesNotFit:
     """The refusal for one request that does not fit, naming the longest that would."""
     longest = cut.longest_tokens(available_bytes, length_tokens)
     advice = f"context_length at most {longest}" if longest else "more memory for the KV cache"
-    return Refusal(
+    return DoesNotFit(
         found=f"{gib(max(available_bytes, 0))} for the KV cache on each GPU; "
         f"one request of {length_tokens} tokens takes {gib(cut.request_bytes(length_tokens))}",
         needed=f"{gib(cut.request_bytes(length_tokens) - max(available_bytes, 0))} more",
