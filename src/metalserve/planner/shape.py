@@ -161,6 +161,8 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     Raises:
         Refusal: a needed field is missing or not a whole number, or the layers are of an unknown kind.
     """
+    if not isinstance(config, Mapping):
+        raise _refuse(f"the config is a {type(config).__name__}", "a mapping: the parsed config.json")
     text: Mapping[str, Any] = config.get("text_config") or config
     if not isinstance(text, Mapping):
         raise _refuse("text_config is not a mapping", "a mapping, as in config.json")
