@@ -59,7 +59,7 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock .ci/run
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/sglang/lock .ci/run
 
 .PHONY: unit
 unit: $(VENV)/.dev ## Unit tests
@@ -76,8 +76,13 @@ built-lab: root $(VENV)/.runtime
 	@lab/dockerd start
 	@lab/build
 
+# SGLang's image and small model as well, which only its own tests need.
+.PHONY: built-sglang
+built-sglang: built-lab
+	@lab/build sglang
+
 .PHONY: differential
-differential: root $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
+differential: root $(VENV)/.dev built-lab built-sglang ## The planner against the real engines' own code and starts, in the lab's images
 	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
 
 .PHONY: test-default
