@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "speculative_tokens": 0,
     "text_only": False,
     "eager": False,
+    "sglang": {},
     "engine_args": {},
     "environment": {},
 }
@@ -56,6 +57,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "served_names": (list,),
     "bind_address": (str,),
     "gpus": (str, int, list),
+    "sglang": (dict,),
     "engine_args": (dict,),
     "environment": (dict,),
 }

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_capacity
-short_description: Compare the capacity that vLLM reports with the plan
+short_description: Compare the capacity that an engine reports with the plan
 description:
-  - Reads C(vllm:cache_config_info) and keeps both numbers beside the release. Changes nothing else.
+  - Reads C(vllm:cache_config_info) or C(sglang:max_total_num_tokens) and keeps both numbers beside the release.
+  - Changes nothing else.
 options:
   url:
     description: The engine's metrics route.
