@@ -89,6 +89,10 @@ differential: root $(VENV)/.dev built-lab built-sglang ## The planner against th
 test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
+.PHONY: test-sglang
+test-sglang: root $(VENV)/.dev built-sglang ## Scenario sglang: SGLang's real server on the CPU, served by the same site.yml
+	molecule test --scenario-name sglang
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
