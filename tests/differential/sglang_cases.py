@@ -5,7 +5,6 @@ import subprocess
 import uuid
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("sglang_resolver.py")
 # About two minutes on two quiet cores; the rest is for a machine that has more to do.
 LIMIT_SECONDS = 1500
 
@@ -18,15 +17,15 @@ GPUS = {
 }
 
 
-def ask_sglang(image, configs, cases):
-    """The cases, each with the answer of SGLang's own code."""
+def run_in_image(image, script, asked):
+    """What one of the scripts beside this answers in the image, without a network."""
     name = f"metalserve-sglang-{uuid.uuid4().hex[:12]}"
     command = ["docker", "run", "--rm", "-i", "--name", name, "--network", "none"]
-    command += ["--volume", f"{SCRIPT}:/resolver.py:ro", "--entrypoint", "python3", image, "/resolver.py"]
+    command += ["--volume", f"{Path(__file__).with_name(script)}:/script.py:ro", "--entrypoint", "python3"]
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps({"gpus": GPUS, "configs": configs, "cases": cases}),
+            [*command, image, "/script.py"],
+            input=json.dumps(asked),
             capture_output=True,
             text=True,
             timeout=LIMIT_SECONDS,
@@ -35,4 +34,10 @@ def ask_sglang(image, configs, cases):
     finally:
         subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr[-4000:]
-    return list(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ask_sglang(image, configs, cases):
+    """The cases, each with the answer of SGLang's own code."""
+    asked = {"gpus": GPUS, "configs": configs, "cases": cases}
+    return list(zip(cases, run_in_image(image, "sglang_resolver.py", asked), strict=True))
