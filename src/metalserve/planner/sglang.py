@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from metalserve.errors import Refusal
@@ -141,6 +142,9 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         # In SGLang's order: what is free after loading, less the slack, less the room for pictures.
         budget = free - loaded - buffers - free * (1 - fraction) - multimodal
         made = pools(shape, budget, tp, serving)
+        if made:
+            # The engine is always given a limit, which without a radix cache sizes its pools.
+            made = pools(shape, budget, tp, replace(serving, max_running=made.max_running))
         if made:
             tried.append((fraction, made))
             if made.tokens >= context:

@@ -47,6 +47,12 @@ def plan_sglang_cpu(model: PlannedModel, host: Mapping[str, Any], version: str, 
             needed="a number of bytes, from which a number of tokens follows",
             change="set `kv_cache_memory_bytes`",
         )
+    if wishes.gpus != "all":
+        raise Refusal(
+            found="gpus on a host without GPUs",
+            needed="no GPU indexes on a CPU host",
+            change="remove `gpus` from the deployment",
+        )
     if (wishes.tensor_parallel_size or 1) * wishes.pipeline_parallel_size * (wishes.data_parallel_size or 1) > 1:
         raise Refusal(
             found="more than one rank on a CPU host",

@@ -126,6 +126,14 @@ def test_a_smaller_state_and_a_larger_ratio_give_more_sequences():
     assert lazy.max_num_seqs == lazy.state_slots // 4
 
 
+def test_without_prefix_caching_the_limit_sizes_the_pools():
+    """SGLang keeps a slot for each request it may run, and gives the rest to the KV cache."""
+    found = plan_with("qwen3.6-35b-a3b-fp8", "1xH200", prefix_caching=False, max_sequences=32)
+    assert found.state_slots == found.max_num_seqs == 32
+    cached = plan_with("qwen3.6-35b-a3b-fp8", "1xH200", max_sequences=32)
+    assert found.kv_cache_tokens > 1.5 * cached.kv_cache_tokens
+
+
 def test_the_static_fraction_of_the_deployment():
     found = plan_with("qwen3-32b-fp8", "1xH100", sglang={"static_fraction": 0.7})
     assert found.gpu_memory_utilization == 0.7
@@ -189,6 +197,7 @@ def test_a_cpu_host_has_a_fixed_number_of_tokens():
     [
         ("qwen3.6-35b-a3b", {"kv_cache_memory_bytes": GIB}, "Gated DeltaNet layers"),
         ("qwen3-32b-fp8", {"kv_cache_memory_bytes": GIB}, "quantised weights"),
+        (DENSE, {"kv_cache_memory_bytes": GIB, "gpus": [0]}, "no GPU indexes"),
         (DENSE, {}, "set `kv_cache_memory_bytes`"),
         (DENSE, {"kv_cache_memory_bytes": GIB, "tensor_parallel_size": 2}, "parallel size 1"),
         (DENSE, {"kv_cache_memory_bytes": GIB, "kv_cache_dtype": "fp8"}, "neither"),
