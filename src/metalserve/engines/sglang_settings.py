@@ -12,6 +12,7 @@ from metalserve.planner.sglang_options import SglangOptions, read_options
 
 # vLLM's name of an 8-bit KV cache is no choice of SGLang's.
 _KV_CACHE_DTYPE = {"fp8": "fp8_e4m3"}
+_JSON_PARSERS = ("qwen", "qwen25")
 
 
 def _served_name(deployment: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -30,6 +31,21 @@ def _served_name(deployment: Mapping[str, Any], model: Mapping[str, Any]) -> str
             change="served_names of the deployment",
         )
     return str(names[0])
+
+
+def _check_tool_parser(deployment: Mapping[str, Any], model: Mapping[str, Any], tool: str | None) -> None:
+    """Refuse the JSON parser of Qwen2.5 and Qwen3 for a model that writes its calls in another form.
+
+    SGLang has the parser `qwen` and starts; tool calls then come back as plain text, without an error.
+    """
+    own = deployment.get("engine_args") or {}
+    asked = own.get("tool-call-parser", own.get("tool_call_parser"))
+    if asked in _JSON_PARSERS and tool not in (None, *_JSON_PARSERS):
+        raise Refusal(
+            found=f"tool-call-parser {asked} for {model['key']}: it reads the JSON form of Qwen2.5 and Qwen3",
+            needed=f"{tool}, the parser of the form that this model writes; with the other, calls come back as text",
+            change="remove engine_args.tool-call-parser of the deployment, the catalogue names the parser",
+        )
 
 
 def _cpu_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +161,7 @@ def sglang_settings(
     settings.update(_speculative_settings(deployment.get("speculative_tokens") or 0))
     settings.update(_option_settings(read_options(deployment.get("sglang")), table))
     tool, reasoning = parsers_of(model, "sglang")
+    _check_tool_parser(deployment, model, tool)
     if reasoning:
         settings["reasoning-parser"] = reasoning
     if tool:

@@ -318,3 +318,12 @@ def test_the_older_sglang_turns_graphs_off_with_its_own_switches():
     )
     assert config["disable-cuda-graph"] is True
     assert config["disable-piecewise-cuda-graph"] is True
+
+
+@pytest.mark.parametrize("parser", ["qwen", "qwen25"])
+def test_the_parser_of_another_form_is_refused(parser):
+    own = {"tool_call_parser": parser}
+    with pytest.raises(Refusal, match=r"qwen3_coder, the parser of the form that this model writes"):
+        engine_config(deployment(engine="sglang", engine_args=own), model(), plan())
+    older = model(parsers={"sglang": {"tool_call": "qwen", "reasoning": "qwen3"}})
+    assert engine_config(deployment(engine="sglang", engine_args=own), older, plan())["tool-call-parser"] == parser
