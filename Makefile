@@ -59,7 +59,7 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/vm/build lab/vm/vm lab/vm/serve \
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/sglang/lock lab/vm/build lab/vm/vm lab/vm/serve \
 	  lab/nvidia/repository lab/nvidia/packages/driver/build .ci/run
 
 .PHONY: unit
@@ -77,8 +77,13 @@ built-lab: root $(VENV)/.runtime
 	@lab/dockerd start
 	@lab/build
 
+# SGLang's image and small model as well, which only its own tests need.
+.PHONY: built-sglang
+built-sglang: built-lab
+	@lab/build sglang
+
 .PHONY: differential
-differential: root $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
+differential: root $(VENV)/.dev built-lab built-sglang ## The planner against the real engines' own code and starts, in the lab's images
 	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
 
 .PHONY: test-default
@@ -98,6 +103,11 @@ test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machi
 .PHONY: test-engines
 test-engines: root $(VENV)/.dev built-lab ## Releases with the real vLLM: change, refusal, the way back, death, reboot
 	molecule test --scenario-name engines
+
+.PHONY: test-sglang
+test-sglang: root $(VENV)/.dev built-sglang ## Scenario sglang: SGLang's real server on the CPU, served by the same site.yml
+	molecule test --scenario-name sglang
+
 # Not part of `make test`: it loads real packages from Debian's non-free.
 .PHONY: test-packages
 test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA's real ones in Debian's non-free

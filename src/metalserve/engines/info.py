@@ -84,12 +84,19 @@ def engine_info(engine: str, version: str | None = None, image: str | None = Non
         arguments=tuple(entry["arguments"]),
         default_port=entry["default_port"],
         health_route=entry["health_route"],
-        ready_route=entry["ready_route"],
+        ready_route=_ready_route(entry, chosen),
         metrics_route=entry["metrics_route"],
         drain_seconds=entry["drain_seconds"],
         image_cuda=built["cuda"],
         sources=tuple(entry["sources"]),
     )
+
+
+def _ready_route(entry: Mapping[str, Any], version: str) -> str:
+    """The readiness route; versions before the one that brought it are asked for their health."""
+    before = entry.get("ready_route_before")
+    old = before is not None and version_key(version) < version_key(before["version"])
+    return str(before["route"] if before is not None and old else entry["ready_route"])
 
 
 def engine_of(deployment: Mapping[str, Any]) -> EngineInfo:

@@ -14,6 +14,12 @@ from .files import read_text, write_text
 RECORD_NAME = "capacity.json"
 _METRIC = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# SGLang has one gauge for each (0.5.23: observability/metrics_collector.py); a page is its block.
+_SGLANG = {
+    "kv_cache_tokens": "sglang:max_total_num_tokens",
+    "block_size_tokens": "sglang:page_size",
+    "num_blocks": "sglang:num_pages",
+}
 # Label of the engine's metric -> field of the plan.
 _FIELDS = {
     "num_gpu_blocks": "num_blocks",
@@ -24,16 +30,16 @@ _FIELDS = {
 
 
 def parse_capacity(metrics: str) -> dict[str, float]:
-    """The capacity in the text of vLLM's `/metrics`, under the plan's names; of the first replica where there are more.
+    """The capacity in the text of an engine's `/metrics`, under the plan's names.
 
-    Versions before 0.24 report blocks only: what is not there is left out.
+    Of the first replica where there are more. vLLM before 0.24 reports blocks only: what is not there is left out.
 
     Raises:
-        ValueError: the text does not hold vllm:cache_config_info.
+        ValueError: the text holds neither vllm:cache_config_info nor sglang:max_total_num_tokens.
     """
     found = _METRIC.search(metrics)
     if found is None:
-        raise ValueError("the metrics hold no vllm:cache_config_info")
+        return _sglang_capacity(metrics)
     labels = dict(_LABEL.findall(found["labels"]))
     values = {}
     for label, field in _FIELDS.items():
@@ -41,6 +47,17 @@ def parse_capacity(metrics: str) -> dict[str, float]:
             values[field] = float(labels[label])
         except (KeyError, ValueError):
             continue
+    return values
+
+
+def _sglang_capacity(metrics: str) -> dict[str, float]:
+    values = {}
+    for field, gauge in _SGLANG.items():
+        sample = re.search(rf"^{gauge}(?:\{{.*\}})? (\S+)$", metrics, re.MULTILINE)
+        if sample:
+            values[field] = float(sample[1])
+    if "kv_cache_tokens" not in values:
+        raise ValueError("the metrics hold neither vllm:cache_config_info nor sglang:max_total_num_tokens")
     return values
 
 

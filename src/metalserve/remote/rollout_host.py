@@ -151,13 +151,12 @@ class LocalHost:
             reason = f"{unit} runs the release {running}, not {release_id}"
             return Proof(False, "start", reason, reason)
         notes, changed = [f"{deployment}: {outcome.message}"], False
-        if endpoint["engine"] == "vllm":
-            try:
-                note, changed = self._capacity(directory, endpoint)
-            except ValueError as error:
-                reason = f"the capacity at {url}{endpoint['metrics_route']} could not be read: {error}"
-                return Proof(False, "start", reason, reason)
-            notes.append(f"{deployment}: {note}")
+        try:
+            note, changed = self._capacity(directory, endpoint)
+        except ValueError as error:
+            reason = f"the capacity at {url}{endpoint['metrics_route']} could not be read: {error}"
+            return Proof(False, "start", reason, reason)
+        notes.append(f"{deployment}: {note}")
         judged = self._judge(endpoint)
         kept = gate_record.new_record(judged, release_id, _utc_now())
         before, after = gate_record.keep_record(directory / "gate.json", kept, dry_run=False)

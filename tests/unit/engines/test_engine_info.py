@@ -35,13 +35,22 @@ def test_sglang_is_given_the_model_path_on_its_command_line():
     assert arguments[arguments.index("--config") + 1] == "{config}"
 
 
+@pytest.mark.parametrize(
+    ("version", "route", "cuda"),
+    [("0.5.10", "/health", "12.9"), ("0.5.20", "/health", "13.0"), ("0.5.23", "/ready", "13.0")],
+)
+def test_the_readiness_route_and_cuda_of_sglang_follow_the_version(version, route, cuda):
+    info = engine_info("sglang", version)
+    assert (info.ready_route, info.image_cuda) == (route, cuda)
+
+
 def test_an_unknown_engine_is_refused():
     with pytest.raises(Refusal, match=r"engine 'tgi'.*one of vllm, sglang.*set engine"):
         engine_info("tgi")
 
 
 def test_a_version_older_than_the_oldest_known_is_refused():
-    with pytest.raises(Refusal, match=r"sglang 0\.5\.9.*0\.5\.23 or newer.*engine_version"):
+    with pytest.raises(Refusal, match=r"sglang 0\.5\.9.*0\.5\.10 or newer.*engine_version"):
         engine_info("sglang", "0.5.9")
 
 
