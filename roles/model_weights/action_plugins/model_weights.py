@@ -97,8 +97,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
         plan = fetch_plan(
             self._fleet(given), host, model, int(given.get("hosts_at_once") or 1), int(given.get("share_port") or 0)
         )
+        # One file after the other along a chain: the next host begins when the first file is whole.
+        connections = arguments.get("connections") if plan.seed else 1
         begun = self._module(
-            {**arguments, "step": "start", "seed": plan.seed, "peer_urls": list(plan.peers), "worker": packed_worker()}
+            {
+                **arguments,
+                "step": "start",
+                "seed": plan.seed,
+                "peer_urls": list(plan.peers),
+                "connections": connections,
+                "worker": packed_worker(),
+            }
         )
         if begun.get("failed"):
             return begun
