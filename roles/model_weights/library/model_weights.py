@@ -291,7 +291,7 @@ def share(wanted: dict[str, Any]) -> dict[str, Any]:
         place = str(config_path(Path(wanted["models_dir"])))
         launch_unit(
             UNIT,
-            ["Description=metalserve: weights for other hosts", "Nice=5", "NoNewPrivileges=yes", "PrivateTmp=yes"],
+            ["Description=metalserve: weights for other hosts", "Nice=5", "NoNewPrivileges=yes"],
             ["/usr/bin/python3", str(WORKER_PATH), "share", place],
         )
     return {

@@ -31,7 +31,6 @@ _PROPERTIES = (
     "Nice=5",
     "IOSchedulingPriority=7",
     "NoNewPrivileges=yes",
-    "PrivateTmp=yes",
 )
 
 Launch = Callable[[str, Sequence[str], Sequence[str]], None]
