@@ -59,7 +59,8 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock .ci/run
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/vm/build lab/vm/vm lab/vm/serve \
+	  lab/nvidia/repository lab/nvidia/packages/driver/build .ci/run
 
 .PHONY: unit
 unit: $(VENV)/.dev ## Unit tests
@@ -80,18 +81,42 @@ built-lab: root $(VENV)/.runtime
 differential: root $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
 	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
 
-.PHONY: molecule
-molecule: root $(VENV)/.dev built-lab ## The default scenario: bare host to proven endpoint, on a container with systemd
+.PHONY: test-default
+test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
 
+.PHONY: test-toolkit
+test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit and health, on a container with systemd
+	molecule test --scenario-name toolkit
+
+.PHONY: test-driver
+test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machine that really reboots, with simulated GPUs (lab/README.md)
+	@lab/install vm
+	@lab/dockerd start
+	molecule test --scenario-name driver
+
+# Not part of `make test`: it loads real packages from Debian's non-free.
+.PHONY: test-packages
+test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA's real ones in Debian's non-free
+	@lab/install
+	@lab/dockerd start
+	python -m pytest tests/packages
+
+.PHONY: scenarios
+scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
+	python molecule/scenarios.py $(SCENARIO_OPTIONS)
+
 .PHONY: test
-test: lint unit differential molecule ## All of it
+test: lint unit differential scenarios ## All of it, less the scenarios that passed with the same inputs
 
 .PHONY: test-all
-test-all: test ## The same; larger scenarios will join here
+test-all: SCENARIO_OPTIONS = --all
+test-all: test ## All of it
 
 .PHONY: ci-clean
 ci-clean: ## Stop what the tests started: scenario hosts, registry, mirror, and the daemon if it was started here
+	@lab/vm/vm stop
+	@lab/vm/serve stop
 	@lab/down
 
 .PHONY: bench

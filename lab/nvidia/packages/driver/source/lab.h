@@ -84,6 +84,12 @@ static inline int lab_is_gpu(const struct dirent *entry)
 	return !strncmp(lab_read(path), "0x0302", 6) || !strncmp(lab_read(path), "0x0300", 6);
 }
 
+// Where GPUs are only a tree of files, device files may be missing too; where they are there, they count.
+static inline int lab_without_files(void)
+{
+	return lab_root()[0] && access("/dev/nvidiactl", F_OK);
+}
+
 // The GPUs that this process may use: those the driver holds and that have a device file here.
 static inline int lab_gpus(struct lab_gpu *gpus, int most)
 {
@@ -101,7 +107,7 @@ static inline int lab_gpus(struct lab_gpu *gpus, int most)
 		driver[length > 0 ? length : 0] = 0;
 		if (length > 0 && !strcmp(strrchr(driver, '/') ? strrchr(driver, '/') + 1 : driver, "nvidia")) {
 			snprintf(path, sizeof path, "/dev/nvidia%d", minor);
-			if (found < most && (lab_root()[0] || !access(path, R_OK | W_OK))) {
+			if (found < most && (lab_without_files() || !access(path, R_OK | W_OK))) {
 				snprintf(gpus[found].address, sizeof gpus[found].address, "%.15s", entries[i]->d_name);
 				gpus[found++].minor = minor;
 			}

@@ -1,0 +1,118 @@
+"""Run the Molecule scenarios whose inputs changed since they last passed on this machine.
+
+    python molecule/scenarios.py                        what changed, as `make test` does
+    python molecule/scenarios.py --all                  every scenario
+    python molecule/scenarios.py --budget-minutes 50    begin none after that time
+
+A scenario is run by its target in the Makefile, test-NAME, and depends on the paths that scenarios.yml names. After
+it passed, the hash of their content is kept in the user's cache folder; with the same content it is skipped, which
+is said at the end, as is one that the budget left out. Exit status 1 when a scenario fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+PROJECT = Path(__file__).resolve().parents[1]
+# What every scenario depends on.
+SHARED_INPUTS = ("ansible.cfg", "requirements", "molecule/common", "molecule/scenarios.py")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario and the paths, relative to the project, that it depends on."""
+
+    name: str
+    inputs: tuple[str, ...]
+    always: bool = False
+
+
+def load(path: Path) -> list[Scenario]:
+    """Read scenarios.yml.
+
+    Raises:
+        ValueError: a scenario names a path that does not exist, so its changes would go unnoticed.
+    """
+    scenarios = []
+    for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        inputs = (*SHARED_INPUTS, f"molecule/{name}", *entry["inputs"])
+        missing = [item for item in inputs if not (path.parents[1] / item).exists()]
+        if missing:
+            raise ValueError(f"{path.name}: {name} names {', '.join(missing)}, which does not exist")
+        scenarios.append(Scenario(name, inputs, entry.get("always", False)))
+    return scenarios
+
+
+def content_hash(project: Path, inputs: tuple[str, ...]) -> str:
+    """SHA-256 over names and content of all files below the inputs that git does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *inputs],
+        cwd=project,
+        check=True,
+        capture_output=True,
+    )
+    total = hashlib.sha256()
+    for name in sorted(set(listed.stdout.decode().split("\0")) - {""}):
+        path = project / name
+        if path.is_symlink():
+            content = bytes(path.readlink())
+        elif path.is_file():
+            content = path.read_bytes()
+        else:
+            continue  # deleted, not yet committed
+        total.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def passes_folder() -> Path:
+    """Where passes are remembered."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "metalserve" / "passed"
+
+
+def main(arguments: list[str]) -> int:
+    """Run what is to be run and tell the rest."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="also those that passed with the same inputs")
+    parser.add_argument("--budget-minutes", type=float, default=float("inf"), help="begin none after this time")
+    options = parser.parse_args(arguments)
+    end = time.monotonic() + options.budget_minutes * 60
+    lines = []
+    failed = False
+    for scenario in load(PROJECT / "molecule" / "scenarios.yml"):
+        wanted = content_hash(PROJECT, scenario.inputs)
+        record = passes_folder() / f"{scenario.name}-{wanted[:16]}"
+        if record.exists() and not (options.all or scenario.always):
+            lines.append(f"{scenario.name}: left out: passed on {record.read_text().strip()} with the same inputs")
+            continue
+        if time.monotonic() > end and not scenario.always:
+            over = f"{options.budget_minutes:g} minutes are over; make test-{scenario.name} runs it"
+            lines.append(f"{scenario.name}: LEFT OUT: {over}")
+            continue
+        print(f"==> scenario {scenario.name}", flush=True)
+        start = time.monotonic()
+        status = subprocess.run(["make", "--no-print-directory", f"test-{scenario.name}"], cwd=PROJECT, check=False)
+        seconds = time.monotonic() - start
+        if status.returncode:
+            lines.append(f"{scenario.name}: FAILED after {seconds:.0f} s")
+            failed = True
+            break
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC\n"), encoding="utf-8")
+        lines.append(f"{scenario.name}: passed in {seconds:.0f} s")
+    print("\nscenarios:", *lines, sep="\n  ")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
