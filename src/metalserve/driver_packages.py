@@ -151,13 +151,30 @@ def package_changes(names: Mapping[str, str], installed: Sequence[Mapping[str, A
     for name, wanted in names.items():
         if name in there and wanted not in (there[name], upstream(there[name])):
             changes.append(f"{name} is {there[name]}")
+    changes += [f"{name} is {there[name]}" for name in _others(names, there)]
+    return changes
+
+
+def _others(names: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Installed packages of the driver that are not asked for by name, and are of another version."""
     versions = set(names.values())
-    changes += [
-        f"{name} is {version}"
+    return [
+        name
         for name, version in there.items()
         if name not in names and is_driver_package(name) and upstream(version) not in versions
     ]
-    return changes
+
+
+def stray_packages(names: Mapping[str, str], installed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Installed parts of the driver of another version that no named package brings back, such as a library run ahead.
+
+    Named packages ask their dependencies for a minimum: a newer one would stay. Companions under their name of another
+    branch are not among them: they make way for those of this one.
+    """
+    there = {str(package["name"]): str(package["version"]) for package in installed}
+    companions = {name for kind in driver_data()["names_before_580"].values() for name in kind}
+    leaving = companions.union(superseded_packages(names, installed))
+    return sorted(name for name in _others(names, there) if name not in leaving)
 
 
 def package_versions(

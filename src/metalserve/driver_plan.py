@@ -16,6 +16,7 @@ from metalserve.driver_packages import (
     packages_to_hold,
     refuse_two_sources,
     simulated_packages,
+    stray_packages,
     superseded_packages,
 )
 from metalserve.errors import MetalserveError, Refusal
@@ -70,8 +71,9 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
     Returns:
         Of plain types: `gpu_count` (0: the host is left alone, and nothing else is there), `step` (see
         `driver_action`), `packages` (see `driver_packages`), `exact` and `install` (name=version: those asked for, and
-        those that apt would install for them), `superseded` (companions of an older branch, to be removed), `hold`
-        (names that are to be held and are not) and `held`, `installed` (name -> version of the driver's packages).
+        those that apt would install for them), `superseded` (companions of an older branch, to be removed), `strays`
+        (parts of another version that have to be asked for by name as well), `hold` (names that are to be held and are
+        not) and `held`, `installed` (name -> version of the driver's packages).
 
     Raises:
         Refusal: what cannot work, and what the operator has to decide first.
@@ -138,6 +140,7 @@ def driver_plan(facts: Mapping[str, Any], wishes: Wishes, seen: Seen) -> dict[st
         "exact": exact,
         "install": install,
         "superseded": superseded_packages(names, installed),
+        "strays": stray_packages(names, installed),
         "hold": [name for name in hold if name not in held],
         "held": [name for name in hold if name in held],
         "installed": driver_versions(names, installed),

@@ -41,9 +41,3 @@ def test_the_upgrade_reloads_and_does_not_reboot(host, driver, run_playbook):
 def test_the_companion_has_its_new_name(host):
     assert not host.package("nvidia-fabricmanager-570").is_installed
     assert host.package("nvidia-fabricmanager").version == f"{NEW}-1"
-
-
-def test_a_second_run_changes_nothing(run_playbook):
-    result = run_playbook(WANTED)
-    assert result.rc == 0, result.text
-    assert not result.changed, result.text

@@ -11,6 +11,7 @@ from metalserve.driver_packages import (
     package_versions,
     packages_to_hold,
     simulated_packages,
+    stray_packages,
     superseded_packages,
     system_key,
     upstream,
@@ -244,6 +245,17 @@ def test_companions_of_an_older_branch_are_known_by_their_old_names():
     # On the older branch itself that is their name.
     names = {"nvidia-fabricmanager-570": "570.195.03"}
     assert superseded_packages(names, installed[-2:-1]) == []
+
+
+def test_a_library_that_ran_ahead_is_asked_for_by_name():
+    installed = [*RIGHT, package("libnvidia-ml1", "590.44.01-1"), package("libnvidia-cfg1", "580.178.04-1")]
+    assert stray_packages(NAMES, installed) == ["libnvidia-ml1"]
+
+
+def test_companions_of_another_branch_are_no_strays_but_make_way():
+    old = {"nvidia-driver-cuda": "570.195.03", "nvidia-fabricmanager-570": "570.195.03"}
+    assert stray_packages(old, [package("nvidia-fabricmanager", "580.178.04-1")]) == []
+    assert stray_packages(NAMES, [*RIGHT, package("nvidia-fabricmanager-570", "570.195.03-1")]) == []
 
 
 # ---- exact versions ----

@@ -50,7 +50,7 @@ def with_gpu(**values):
 
 VERIFY, REBOOT = "verify | Refuse a driver", "reboot | Refuse a host"
 UNLOAD, SETTLE = "unload | Refuse to pull", "settle | Refuse an installation"
-SOURCE = "source | Refuse a second"
+SOURCE, ASK = "source | Refuse a second", "ask | Refuse half"
 # name: task, facts, variables, words of the refusal (None: it passes)
 CASES = {
     "in order": (VERIFY, HOST, {}, None),
@@ -79,6 +79,14 @@ CASES = {
     ),
     "only our modules": (UNLOAD, HOST, {"modules": ["nvidia", "nvidia_uvm"]}, None),
     "somebody's module": (UNLOAD, HOST, {"modules": ["nvidia", "nvidia_fs"]}, "The modules nvidia_fs use the loaded"),
+    "a key and its certificate": (ASK, HOST, {"key": "/k", "certificate": "/c"}, None),
+    "neither of them": (ASK, HOST, {}, None),
+    "a key alone": (
+        ASK,
+        HOST,
+        {"key": "/k"},
+        "nvidia_driver_signing_key is /k and nvidia_driver_signing_certificate is",
+    ),
     "one description": (SOURCE, HOST, {"files": []}, None),
     "cuda-keyring": (
         SOURCE,
@@ -118,6 +126,8 @@ def results(tmp_path_factory):
                 }
             },
             "__nvidia_driver_descriptions": {"files": [{"path": path} for path in values.get("files", [])]},
+            "nvidia_driver_signing_key": values.get("key"),
+            "nvidia_driver_signing_certificate": values.get("certificate"),
             "__nvidia_driver_before": BEFORE,
             "__nvidia_driver_host": {"modules": [{"name": module} for module in values.get("modules", [])]},
             "__nvidia_driver_build": {"stderr": values.get("words", "")},

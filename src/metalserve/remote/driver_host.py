@@ -17,6 +17,7 @@ _ENGINE_UNITS = ("vllm@*.service", "sglang@*.service")
 # NVIDIA's .run file leaves its remover beside the tools; no package has one.
 _RUNFILE = "/usr/bin/nvidia-uninstall"
 _INITRAMFS = ("/boot/initrd.img-{}", "/boot/initramfs-{}.img")
+_LOCK = re.compile(r"([^#!\s]\S*?)-\d+:")
 _MODULE_FILE = re.compile(r"(?:^|/)nvidia(?:-current)?(?:-open)?\.ko")
 
 
@@ -82,13 +83,14 @@ def _debian_packages(host: Host) -> list[dict[str, Any]]:
 
 def _rpm_packages(host: Host) -> list[dict[str, Any]]:
     locks = host.files.read("/etc/dnf/plugins/versionlock.list") or ""
-    locked = [line.strip() for line in locks.splitlines() if line.strip() and not line.startswith(("#", "!"))]
+    # Lines such as "nvidia-driver-cuda-3:580.178.04-1.el9.*".
+    locked = {match[1] for match in map(_LOCK.match, locks.splitlines()) if match}
     found = {}
     form = "%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\n"
     for line in host.command("rpm", "--query", "--all", "--queryformat", form).stdout.splitlines():
         name, version = line.split("\t")
         if _PACKAGE.search(name):
-            entry = {"name": name, "version": version, "held": any(lock.startswith(f"{name}-") for lock in locked)}
+            entry = {"name": name, "version": version, "held": name in locked}
             found[name] = entry
     return [found[name] for name in sorted(found)]
 

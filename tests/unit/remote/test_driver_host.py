@@ -80,10 +80,13 @@ def test_debian_packages_are_read_with_their_hold(tree):
 
 
 def test_rpm_packages_are_read_with_their_lock(tree):
-    tree.answers["rpm",] = f"nvidia-driver-cuda\t3:{VERSION}-1.el9\nkernel\t0:5.14.0-1.el9\nbash\t0:5.1-9\n"
+    tree.answers["rpm",] = (
+        f"nvidia-driver-cuda\t3:{VERSION}-1.el9\nkernel\t0:5.14.0-1.el9\nnvidia-driver\t3:{VERSION}-1.el9\nbash\t0:5.1-9\n"
+    )
     tree.write("/etc/dnf/plugins/versionlock.list", f"# comment\nnvidia-driver-cuda-3:{VERSION}-1.el9.*\n")
     assert tree.read(manager="dnf")["packages"] == [
         {"name": "kernel", "version": "0:5.14.0-1.el9", "held": False},
+        {"name": "nvidia-driver", "version": f"3:{VERSION}-1.el9", "held": False},
         {"name": "nvidia-driver-cuda", "version": f"3:{VERSION}-1.el9", "held": True},
     ]
 
