@@ -290,7 +290,7 @@ def serving_releases(
     Returns:
         One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
         compressed_bytes}, model {key, revision, files, sources}, port, url, health_route, metrics_route,
-        served_names, thinking, plan, start (what a measurement of it is kept under, or None), notes.
+        served_names, thinking, plan, notes.
 
     Raises:
         Refusal: for anything that would fail later, before anything has changed.
@@ -360,7 +360,19 @@ def _one(
 
     def build(records: Sequence[Record]) -> dict[str, Any]:
         plan = make_plan(model, facts, engine.engine, engine.version, item, measured=records, image=same["image"])
-        sizes = {**plan.as_dict(), "learned_from": [dict(record) for record in records]}
+        names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
+        sizes = {
+            **plan.as_dict(),
+            "learned_from": [dict(record) for record in records],
+            # What the host keeps a measurement of it under; None where nothing is estimated.
+            "start": expected_start(
+                plan,
+                gpu_name=str(names.get(plan.gpus_used[0]) if plan.gpus_used else None),
+                text_only=item["text_only"],
+                speculative_tokens=item["speculative_tokens"],
+                **same,
+            ),
+        }
         release: Release = build_release(
             item,
             engine,
@@ -373,20 +385,7 @@ def _one(
             driver,
             models_dir=inputs.models_dir,
         )
-        names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
-        return {
-            "deployment": item["name"],
-            "release_id": release.id,
-            "files": release.files(),
-            "plan": sizes,
-            "start": expected_start(
-                plan,
-                gpu_name=str(names.get(plan.gpus_used[0]) if plan.gpus_used else None),
-                text_only=item["text_only"],
-                speculative_tokens=item["speculative_tokens"],
-                **same,
-            ),
-        }
+        return {"deployment": item["name"], "release_id": release.id, "files": release.files(), "plan": sizes}
 
     chosen = choose(build, read_kept(inputs.kept.get(item["name"])), same, relearn=inputs.relearn)
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]

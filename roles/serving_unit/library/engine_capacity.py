@@ -18,9 +18,6 @@ options:
     description: The plan, with C(num_blocks), C(block_size_tokens), C(kv_cache_tokens) and C(max_concurrency).
     type: dict
     required: true
-  start:
-    description: The record of such a start without its blocks, kept with them for the next plan. Null keeps none.
-    type: dict
   result_path:
     description: File in which both are kept.
     type: path
@@ -58,14 +55,13 @@ def main() -> None:
         argument_spec={
             "url": {"type": "str", "required": True},
             "planned": {"type": "dict", "required": True},
-            "start": {"type": "dict"},
             "result_path": {"type": "path", "required": True},
         },
         supports_check_mode=True,
     )
     wanted = module.params
     try:
-        comparison = compare(wanted["planned"], parse_capacity(read_metrics(wanted["url"])), wanted["start"])
+        comparison = compare(wanted["planned"], parse_capacity(read_metrics(wanted["url"])))
         changed = record(Path(wanted["result_path"]), comparison, dry_run=module.check_mode)
     except (OSError, ValueError) as error:
         if module.check_mode:
