@@ -271,7 +271,7 @@ def serving_releases(
     Returns:
         One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
         compressed_bytes}, model {key, revision, files, sources}, port, url, health_route, metrics_route,
-        served_names, thinking, plan, start (what a measurement of it is kept under, or None), notes.
+        served_names, thinking, plan, notes.
 
     Raises:
         Refusal: for anything that would fail later, before anything has changed.
@@ -347,7 +347,19 @@ def _one(
 
     def build(records: Sequence[Record]) -> dict[str, Any]:
         plan = make_plan(model, facts, engine.engine, engine.version, item, measured=records, image=same["image"])
-        sizes = {**plan.as_dict(), "learned_from": [dict(record) for record in records]}
+        names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
+        sizes = {
+            **plan.as_dict(),
+            "learned_from": [dict(record) for record in records],
+            # What the host keeps a measurement of it under; None where nothing is estimated.
+            "start": expected_start(
+                plan,
+                gpu_name=str(names.get(plan.gpus_used[0]) if plan.gpus_used else None),
+                text_only=item["text_only"],
+                speculative_tokens=item["speculative_tokens"],
+                **same,
+            ),
+        }
         release: Release = build_release(
             item,
             engine,
@@ -360,20 +372,7 @@ def _one(
             driver,
             models_dir=inputs.models_dir,
         )
-        names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
-        return {
-            "deployment": item["name"],
-            "release_id": release.id,
-            "files": release.files(),
-            "plan": sizes,
-            "start": expected_start(
-                plan,
-                gpu_name=str(names.get(plan.gpus_used[0]) if plan.gpus_used else None),
-                text_only=item["text_only"],
-                speculative_tokens=item["speculative_tokens"],
-                **same,
-            ),
-        }
+        return {"deployment": item["name"], "release_id": release.id, "files": release.files(), "plan": sizes}
 
     chosen = choose(build, read_kept(inputs.kept.get(item["name"])), same, relearn=inputs.relearn)
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
@@ -392,7 +391,6 @@ def _one(
         "thinking": "absent" if reasoning is None else "off",
         "weights_bytes": sum(entry["size_bytes"] for entry in locked_model["files"]),
         "api_key_file": item["api_key_file"],
-        "start": chosen["start"],
     }
     return {
         **chosen,

@@ -71,14 +71,14 @@ class Host:
         changed = activate_release(self.root, "qwen", release["release_id"], dry_run=False) or changed
         gate = self.root / "qwen/releases" / release["release_id"] / "gate.json"
         gate.write_text('{"passed": true}', encoding="utf-8")
-        if start and release["start"]:
+        if start and release["plan"]["start"]:
             plan = release["plan"]
             reported = {
                 "num_blocks": measured_blocks(plan) + more_blocks,
                 "block_size_tokens": plan["block_size_tokens"],
             }
             path = self.root / "qwen/releases" / release["release_id"] / RECORD_NAME
-            changed = record(path, compare(plan, reported, release["start"]), dry_run=False) or changed
+            changed = record(path, compare(plan, reported), dry_run=False) or changed
         return release, changed
 
 
@@ -238,14 +238,14 @@ def test_a_record_that_cannot_be_read_says_nothing(host, text):
 def test_an_engine_with_other_blocks_keeps_no_record(host):
     release, _ = host.run(**TIGHT, start=False)
     reported = {"num_blocks": 100, "block_size_tokens": 32}
-    assert "start" not in compare(release["plan"], reported, release["start"])
-    assert "start" not in compare(release["plan"], {"num_blocks": 100}, release["start"])
-    assert "start" not in compare(release["plan"], reported, None)
+    assert "start" not in compare(release["plan"], reported)
+    assert "start" not in compare(release["plan"], {"num_blocks": 100})
+    assert "start" not in compare({**release["plan"], "start": None}, reported)
 
 
 def test_nothing_is_learned_where_nothing_is_estimated(host):
     fixed, _ = host.run(kv_cache_memory_bytes=20 << 30, context_length=32768)
-    assert fixed["start"] is None
+    assert fixed["plan"]["start"] is None
     again, changed = host.run(kv_cache_memory_bytes=20 << 30, context_length=32768)
     assert (again["release_id"], changed) == (fixed["release_id"], False)
 
@@ -273,7 +273,7 @@ def test_a_cpu_host_runs_twice_without_a_change(tmp_path):
     wishes = {"model": "small", "max_sequences": 8}
     first, _ = host.run(inputs, **wishes)
     again, changed = host.run(inputs, **wishes)
-    assert (again["release_id"], changed, again["start"]) == (first["release_id"], False, None)
+    assert (again["release_id"], changed, again["plan"]["start"]) == (first["release_id"], False, None)
 
 
 def test_nothing_is_kept_of_a_host_that_never_served(tmp_path):
@@ -326,7 +326,7 @@ def test_the_role_reads_what_the_host_keeps(tmp_path):
     }
     record(
         root / "qwen/releases" / release_id / RECORD_NAME,
-        compare(first["plan"], reported, first["start"]),
+        compare(first["plan"], reported),
         dry_run=False,
     )
     again = play(tmp_path)

@@ -101,7 +101,8 @@ def buffers_bytes(shape: Shape, vision: bool) -> int:
     table = (shape.rotary_positions + shape.sliding_rotary_positions) * shape.rotary_dim * 2
     scales = 16 * (shape.full_layers + shape.sliding_layers)
     # Vision: 8192 positions of half a head.
-    tower = 8192 * (shape.vision.hidden // shape.vision.heads // 2) * 2 if vision and shape.vision else 0
+    qwen = vision and shape.vision is not None and shape.vision.kind == "qwen"
+    tower = 8192 * (shape.vision.hidden // shape.vision.heads // 2) * 2 if qwen and shape.vision else 0
     return table + scales + tower
 
 
@@ -110,7 +111,7 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     numbers, tp = constants(), load.tensor_parallel_size
     logits = load.max_sequences * shape.vocabulary
     tokens = load.max_batched_tokens
-    vision = numbers["vision_tokens"] * shape.vision.output * 2 if load.vision and shape.vision else 0
+    vision = _kept_images_bytes(shape, load)
     experts = shape.experts
     if experts:
         width = 4 * shape.hidden + experts.per_token * (3 * ceil_div(experts.intermediate, tp) + shape.hidden)
@@ -128,6 +129,17 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     if release.v2_graph_estimate:
         row = own["row_bytes_newer"] + (own["row_bytes_newer_gathered"] if tp > 1 else 0)
     return int(own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
+
+
+def _kept_images_bytes(shape: Shape, load: Load) -> int:
+    """Encoder outputs that are kept while the language model is profiled (config/scheduler.py, encoder budget).
+
+    Qwen's largest item is a video; other towers take images, up to the batched tokens of them.
+    """
+    if not load.vision or shape.vision is None:
+        return 0
+    largest = int(constants()["vision_tokens"]) if shape.vision.kind == "qwen" else load.max_batched_tokens
+    return largest * shape.vision.output * 2
 
 
 def _kept_elements(shape: Shape, tp: int) -> int:

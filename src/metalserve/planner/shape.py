@@ -19,6 +19,10 @@ _CONSERVATIVE = (
     "other layers out): such a plan keeps more memory than the model needs, never less; or plan another model"
 )
 
+# Towers beside Qwen's, by the beginning of the architecture's name, and the fields that they are counted from.
+_TOWERS = {"Gemma3": "siglip", "Mistral3": "pixtral"}
+_TOWER_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+
 # State-space layers other than Gated DeltaNet have states of another form, which is not planned here.
 _OTHER_STATES = ("mamba_d_state", "ssm_state_size", "mamba_num_heads", "short_conv_kernel")
 
@@ -65,7 +69,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Vision:
-    """Sizes of a Qwen-style vision tower (elements)."""
+    """Sizes of a vision tower (elements). `kind`: qwen (Qwen3-VL), siglip (Gemma 3) or pixtral (Mistral 3)."""
 
     depth: int
     hidden: int
@@ -75,6 +79,7 @@ class Vision:
     positions: int
     merged: int
     output: int
+    kind: str = "qwen"
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         gdn=gdn,
         mla=mla,
         experts=experts,
-        vision=_vision(config.get("vision_config")),
+        vision=_vision(config.get("vision_config"), architecture, hidden),
         quantization=read_quantization(config.get("quantization_config") or text.get("quantization_config")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16"),
         multimodal="vision_config" in config or architecture.endswith("ForConditionalGeneration"),
@@ -400,8 +405,23 @@ def _moe_layers(text: Mapping[str, Any], count: int) -> int:
     return sum(1 for i in range(count) if i >= first_dense and i not in dense and (i + 1) % step == 0)
 
 
-def _vision(config: Mapping[str, Any] | None) -> Vision | None:
-    """The Qwen3-VL tower; other towers have other fields and are left to the safetensors headers."""
+def _vision(config: Mapping[str, Any] | None, architecture: str, hidden: int) -> Vision | None:
+    """The tower of Qwen3-VL, Gemma 3 or Mistral 3; None for others: their bytes are left to the safetensors headers."""
+    kind = next((kind for name, kind in _TOWERS.items() if architecture.startswith(name)), None)
+    if config and kind and all(_is_whole(config.get(field)) for field in _TOWER_FIELDS):
+        width, patch = int(config["hidden_size"]), int(config["patch_size"])
+        side = int(config.get("image_size", 0)) // patch
+        return Vision(
+            depth=int(config["num_hidden_layers"]),
+            hidden=width,
+            intermediate=int(config["intermediate_size"]),
+            heads=int(config["num_attention_heads"]),
+            patch_inputs=int(config.get("num_channels", 3)) * patch * patch,
+            positions=side * side if kind == "siglip" else 0,
+            merged=width * int(config.get("spatial_merge_size", 2)) ** 2,
+            output=hidden,
+            kind=kind,
+        )
     if not config or "out_hidden_size" not in config or "depth" not in config:
         return None
     patch = int(config.get("patch_size", 16))

@@ -72,6 +72,10 @@ def reasons(task: Task, fit: Fit) -> dict[str, str]:
         said["disable_custom_all_reduce"] = "the GPUs are joined by PCIe only, where it hangs or corrupts on some hosts"
     if wishes.kv_cache_dtype == "auto" and shape.quantization and shape.quantization.kv_cache_dtype:
         said["kv_cache_dtype"] = f"the checkpoint declares {shape.quantization.kv_cache_dtype}, which auto becomes"
+    if task.vision and shape.vision and shape.vision.kind != "qwen":
+        said["predicted_bytes"] += (
+            "; the peak of this vision tower's own pass is not known, so 1 GiB more is kept back from the context"
+        )
     if shape.multimodal and shape.vision is None and not wishes.text_only:
         said["predicted_bytes"] += "; the vision tower of this model is not counted, its size is not known here"
     return said

@@ -7,7 +7,7 @@ import re
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from .files import read_text, write_text
 
@@ -61,18 +61,17 @@ def _sglang_capacity(metrics: str) -> dict[str, float]:
     return values
 
 
-def compare(
-    planned: Mapping[str, Any], reported: Mapping[str, float], start: Optional[Mapping[str, Any]] = None
-) -> dict[str, Any]:
+def compare(planned: Mapping[str, Any], reported: Mapping[str, float]) -> dict[str, Any]:
     """Both side by side, and the difference of the KV tokens (else the blocks) in per cent of the plan.
 
-    `start` is the record of such a start without its blocks; it is kept with them, for the next plan, unless the engine
-    runs with other blocks than planned.
+    The plan's `start` is the record of such a start without its blocks; it is kept with them, for the next plan, unless
+    the engine runs with other blocks than planned.
     """
     both = {field: {"planned": planned[field], "reported": value} for field, value in reported.items()}
     measure = "kv_cache_tokens" if "kv_cache_tokens" in both else "num_blocks"
     wanted = float(planned[measure])
     percent = round(100 * (reported[measure] - wanted) / wanted, 2) if measure in both and wanted else None
+    start = planned.get("start")
     record = {"schema": 1, "measure": measure, "difference_percent": percent, "values": both}
     if start and "num_blocks" in reported and reported.get("block_size_tokens") == start["block_size_tokens"]:
         record["start"] = {**start, "num_blocks": int(reported["num_blocks"]), "used_bytes": None}

@@ -193,7 +193,7 @@ class LocalHost:
         plan = read_json_object(directory / "release.json").get("plan") or {}
         url = f"{endpoint['url']}{endpoint['metrics_route']}"
         try:
-            comparison = compare(plan, parse_capacity(read_metrics(url)), endpoint.get("start"))
+            comparison = compare(plan, parse_capacity(read_metrics(url)))
         except OSError as error:
             raise ValueError(str(error)) from None
         changed = record(directory / RECORD_NAME, comparison, dry_run=False)

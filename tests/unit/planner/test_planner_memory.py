@@ -403,3 +403,35 @@ def test_a_damaged_index_is_refused(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(Refusal, match=r"index\.json cannot be read"):
         weights_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "millions"),
+    # Gemma 3's report says 417 million for the tower; Pixtral's is named after its 400 million, the projector adds 36.
+    [("gemma-3-27b-it", 417 + 6), ("mistral-small-3.1-24b-instruct", 403 + 36)],
+)
+def test_other_vision_towers_are_counted(model, millions):
+    shape = shape_of(model)
+    one, two = (weights(shape, tensor_parallel_size=tp).vision_bytes for tp in (1, 2))
+    assert one / 2e6 == pytest.approx(millions, abs=1.5)
+    assert one / 2 < two < 0.56 * one
+    assert weights(shape, text_only=True).vision_bytes == 0
+    # No rotary table of its own in the tower.
+    assert buffers_bytes(shape, vision=True) == buffers_bytes(shape, vision=False)
+
+
+def test_what_is_not_known_of_a_tower_is_kept_back():
+    host, wishes = catalogue.host_from_shape("1xH100"), {"max_sequences": 64}
+    found = make_plan("gemma-3-27b-it", host, wishes=wishes)
+    text = make_plan("gemma-3-27b-it", host, wishes={**wishes, "text_only": True})
+    assert "the peak of this vision tower's own pass is not known" in found.reasons["predicted_bytes"]
+    assert "vision tower" not in text.reasons["predicted_bytes"]
+    # The tower, and the images of one batch that are kept.
+    more = found.predicted_bytes.weights - text.predicted_bytes.weights + 8192 * 5376 * 2
+    assert text.predicted_bytes.kv - found.predicted_bytes.kv == pytest.approx(more, rel=0.01)
+
+
+def test_a_tower_without_its_numbers_is_named():
+    config = {**catalogue.model("gemma-3-27b-it").shape, "vision_config": {"model_type": "siglip_vision_model"}}
+    found = make_plan(config, catalogue.host_from_shape("1xH100"))
+    assert "the vision tower of this model is not counted" in found.reasons["predicted_bytes"]
