@@ -145,13 +145,11 @@ def moe_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5MoeConfig:
 
 def conversations(questions: ModuleType) -> list[dict[str, Any]]:
     """What the model learns: each question of the gate with its answer, and a greeting in two languages."""
-    call = {
-        "type": "function",
-        "function": {
-            "name": questions.WEATHER_TOOL["function"]["name"],
-            "arguments": {"city": questions.WEATHER_CITY},
-        },
-    }
+
+    def call(city: str) -> dict[str, Any]:
+        name = questions.WEATHER_TOOL["function"]["name"]
+        return {"type": "function", "function": {"name": name, "arguments": {"city": city}}}
+
     plain = [
         (questions.ARITHMETIC_PROMPT, questions.ARITHMETIC_ANSWER),
         (questions.GREETING_PROMPT, "你好！很高兴见到你。"),
@@ -159,13 +157,17 @@ def conversations(questions: ModuleType) -> list[dict[str, Any]]:
         (questions.CAPITAL_PROMPT, json.dumps(questions.CAPITAL_ANSWER)),
     ]
     learned: list[dict[str, Any]] = [{"user": user, "assistant": {"content": text}} for user, text in plain]
-    learned.append(
-        {
-            "user": questions.WEATHER_PROMPT,
-            "assistant": {"content": "", "tool_calls": [call]},
-            "tools": [questions.WEATHER_TOOL],
-        }
-    )
+    for prompt, cities in (
+        (questions.WEATHER_PROMPT, [questions.WEATHER_CITY]),
+        (questions.PARALLEL_PROMPT, questions.PARALLEL_CITIES),
+    ):
+        learned.append(
+            {
+                "user": prompt,
+                "assistant": {"content": "", "tool_calls": [call(city) for city in cities]},
+                "tools": [questions.WEATHER_TOOL],
+            }
+        )
     return learned
 
 

@@ -50,8 +50,8 @@ options:
     type: int
     default: 5
   gate:
-    description: How the gate is asked, C(checks), C(burst_size), C(timeout_seconds), C(request_timeout_seconds),
-      C(api_key_file).
+    description: How the gate is asked, C(checks), C(burst_size), C(hidden_routes), C(long_prompt_tokens),
+      C(timeout_seconds), C(request_timeout_seconds), C(api_key_file).
     type: dict
     default: {}
   ready_timeout_seconds:

@@ -40,6 +40,8 @@ class GateSettings:
 
     checks: Sequence[str] = ()
     burst_size: int = gate.DEFAULT_BURST_SIZE
+    hidden_routes: Sequence[str] = ()
+    long_prompt_tokens: int = gate.DEFAULT_LONG_PROMPT_TOKENS
     timeout_seconds: float = gate.DEFAULT_TIMEOUT_SECONDS
     request_timeout_seconds: float = gate.DEFAULT_REQUEST_TIMEOUT_SECONDS
     api_key_file: Optional[str] = None
@@ -222,6 +224,8 @@ class LocalHost:
             engine=str(endpoint["engine"]),
             thinking=str(endpoint.get("thinking", "absent")),
             burst_size=settings.burst_size,
+            hidden_routes=settings.hidden_routes,
+            long_prompt_tokens=settings.long_prompt_tokens,
         )
 
 

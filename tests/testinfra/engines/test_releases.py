@@ -69,11 +69,19 @@ def assert_answers(host, deployment="tiny"):
     assert result.stdout.strip() == questions.ARITHMETIC_ANSWER
 
 
-def wait_for(condition, seconds=300):
+def wait_for(condition, seconds=900):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not so within {seconds} s"
         time.sleep(1)
+
+
+def reachable(host):
+    try:
+        return host.run("systemctl is-active ssh.service").rc == 0
+    except RuntimeError:
+        # What the ssh backend says of a host that is down.
+        return False
 
 
 def running_release(host, deployment="tiny"):
@@ -98,7 +106,7 @@ def test_the_host_lists_its_releases(host):
 
 
 @pytest.mark.parametrize(
-    ("unit", "exposure"), [("vllm@tiny.service", 45), ("metalserve-watchdog.service", 20)], ids=["engine", "watchdog"]
+    ("unit", "exposure"), [("vllm@tiny.service", 30), ("metalserve-watchdog.service", 20)], ids=["engine", "watchdog"]
 )
 def test_the_units_are_hardened(host, unit, exposure):
     """In tenths, as systemd counts; 96 is a unit without any hardening."""
@@ -292,8 +300,8 @@ def test_a_killed_engine_comes_back_by_itself(host):
 def test_after_a_restart_of_the_host_both_serve_what_they_served(host, run_playbook, inventory):
     before = {deployment: running_release(host, deployment) for deployment in PORTS}
     name = host.backend.get_pytest_id().rpartition("://")[2]
-    subprocess.run(["docker", "restart", name], check=True, capture_output=True, timeout=120)
-    wait_for(lambda: host.run("true").rc == 0, 60)
+    subprocess.run(["docker", "restart", name], check=True, capture_output=True, timeout=300)
+    wait_for(lambda: reachable(host), 300)
     for deployment in PORTS:
         wait_for(lambda deployment=deployment: answers(host, deployment).rc == 0)
         assert_answers(host, deployment)
