@@ -14,7 +14,11 @@ PACKAGES = [
 ]
 SPEC = "/var/run/cdi/nvidia.yaml"
 # Enough of a host for what is refused before anything is looked at.
-GPU_HOST = {"gpus": [{"index": 0}], "os": {"like": ["debian"]}, "docker": {"version": "26.1.5"}}
+GPU_HOST = {
+    "gpus": [{"index": 0}],
+    "os": {"id": "debian", "version_id": "13", "like": ["debian"]},
+    "docker": {"version": "26.1.5"},
+}
 REPOSITORY = "http://127.0.0.1:8081"
 
 
