@@ -14,7 +14,11 @@ PACKAGES = [
 ]
 SPEC = "/var/run/cdi/nvidia.yaml"
 # Enough of a host for what is refused before anything is looked at.
-GPU_HOST = {"gpus": [{"index": 0}], "os": {"like": ["debian"]}, "docker": {"version": "26.1.5"}}
+GPU_HOST = {
+    "gpus": [{"index": 0}],
+    "os": {"id": "debian", "version_id": "13", "like": ["debian"]},
+    "docker": {"version": "26.1.5"},
+}
 REPOSITORY = "http://127.0.0.1:8081"
 
 
@@ -235,16 +239,16 @@ def test_a_refresh_that_cannot_work_is_told_with_the_units_last_words(host, run)
 def test_an_unhealthy_host_is_refused_with_all_its_failed_checks(host, run):
     tree = "/var/lib/metalserve-lab/devices/sys"
     host.check_output("echo 17 > %s/module/lab_gpus/parameters/nvlinks", tree)
-    host.check_output("echo 8 > %s/bus/pci/devices/0000:01:00.0/current_link_width", tree)
+    host.check_output("echo 1 > %s/module/lab_gpus/parameters/recovery_action", tree)
     try:
         result = run(playbook="health.yml")
         assert result.rc != 0, result.text
-        assert "2 checks of this host failed" in result.text
+        assert "Failed checks of this host: 2." in result.text
         assert "has 17 of 18 links" in result.text
-        assert "runs x8 of x16" in result.text
+        assert "asks for reset" in result.text
     finally:
         host.check_output("echo 18 > %s/module/lab_gpus/parameters/nvlinks", tree)
-        host.check_output("echo 16 > %s/bus/pci/devices/0000:01:00.0/current_link_width", tree)
+        host.check_output("echo 0 > %s/module/lab_gpus/parameters/recovery_action", tree)
 
 
 def test_expectations_that_cannot_be_read(run):

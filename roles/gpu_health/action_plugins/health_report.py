@@ -18,7 +18,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Judge, and return state, rows, table and failed."""
+        """Judge, and return state, rows, table and refusals."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         given = plain(self._task.args)
         try:

@@ -52,7 +52,7 @@ table:
   returned: success
   type: list
   elements: str
-failed:
+refusals:
   description: Each failed check as one sentence in three parts.
   returned: success
   type: list

@@ -57,7 +57,7 @@ def health_report(
     probes: Sequence[Mapping[str, Any]] = (),
     diag: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The checks as plain types: {state, rows, table, failed}; the state is that of the worst row.
+    """The checks as plain types: {state, rows, table, refusals}; the state is that of the worst row.
 
     Raises:
         Refusal: the expectations cannot be read.
@@ -68,7 +68,7 @@ def health_report(
         "state": next(state for state in (FAIL, WARN, OK) if state in states),
         "rows": [row.as_dict() for row in rows],
         "table": health_table(rows),
-        "failed": [
+        "refusals": [
             f"{row.name}: {row.found}. Needed: {row.needed}. Change: {row.change}." for row in rows if row.state == FAIL
         ],
     }
