@@ -164,6 +164,20 @@ def test_what_docker_engine_says_against_a_host_is_a_row_of_its_verdict(tmp_path
     assert f"REFUSED  {host}: docker: This host has systemd 247 (247.3). Needed: systemd 252 or newer" in run.stdout
 
 
+def test_headers_that_nobody_offers_are_refused_before_anything_changes(tmp_path):
+    (host,) = FLEET.build_fleet(tmp_path, [FLEET.read_shape("8xH800@none")])
+    (tmp_path / host / f"lib/modules/{FLEET.KERNEL}/build/Makefile").unlink()
+    # The step runs on this machine, whose package sources are to offer nothing.
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ("apt-get", "apt-cache"):
+        (commands / name).write_text("#!/bin/sh\nexit 0\n")
+        (commands / name).chmod(0o755)
+    run = preflight(tmp_path, path=commands)
+    assert run.returncode != 0
+    assert f"REFUSED  {host}: driver: there are no headers of the running kernel {FLEET.KERNEL}" in run.stdout
+
+
 def test_a_fact_cache_does_not_speak_for_a_host_that_is_silent(tmp_path, monkeypatch):
     (host,) = FLEET.build_fleet(tmp_path, [FLEET.read_shape("8xH800")])
     monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
