@@ -1,8 +1,8 @@
 """NVIDIA's real packages, as Debian 13 has them in non-free, against what the role decides about packages.
 
-Installs 550.163.01 (open modules) for real in a container of the lab VM's image. A container has no GPU and another
-kernel, so DKMS registers the module and builds none; what apt offers, resolves, installs and lists is real. Not part of
-the usual tests, because it loads some 200 MB from Debian: make test-packages.
+Installs 550.163.01 (open modules) for real in a container of the lab VM's image, less the compilation of the modules:
+the headers are taken away, so DKMS registers them and builds none. What apt offers, resolves, installs and lists is
+real. Not part of the usual tests, because it loads some 200 MB from Debian: make test-packages.
 """
 
 import json
@@ -56,6 +56,7 @@ def container():
             return run("docker", "exec", "-e", "DEBIAN_FRONTEND=noninteractive", "-e", "LC_ALL=C", name, *argv)
 
         execute("sed", "-i", "s/ main$/ main contrib non-free non-free-firmware/", "/etc/apt/sources.list")
+        execute("sh", "-c", "rm /lib/modules/*/build")
         execute("apt-get", "update", "--quiet", "-oAcquire::Languages=none")
         yield execute
     finally:

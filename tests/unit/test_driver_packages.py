@@ -258,6 +258,16 @@ def test_companions_of_another_branch_are_no_strays_but_make_way():
     assert stray_packages(NAMES, [*RIGHT, package("nvidia-fabricmanager-570", "570.195.03-1")]) == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["nvidia-support", "nvidia-installer-cleanup", "nvidia-kernel-common", "nvidia-modprobe", "glx-alternative-nvidia"],
+)
+def test_helpers_of_debian_have_versions_of_their_own(name):
+    assert not is_driver_package(name)
+    # Asked for by name they are compared all the same.
+    assert package_changes({name: "580.178.04"}, [package(name, "570.133.07-1")]) == [f"{name} is 570.133.07-1"]
+
+
 # ---- exact versions ----
 
 
