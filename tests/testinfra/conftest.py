@@ -1,6 +1,6 @@
 """What a user would look at on a host; runs under Molecule and by plain pytest.
 
-By hand: pytest tests/testinfra --hosts=ansible://serving_hosts --ansible-inventory=inventories/lab
+By hand: pytest tests/testinfra/default --hosts=ansible://serving_hosts --ansible-inventory=inventories/lab
 """
 
 import json
