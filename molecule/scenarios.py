@@ -6,7 +6,8 @@
 
 A scenario is run by its target in the Makefile, test-NAME, and depends on the paths that scenarios.yml names. After
 it passed, the hash of their content is kept in the user's cache folder; with the same content it is skipped, which
-is said at the end, as is one that the budget left out, and one that is large, which only --all runs. Exit status 1 when a scenario fails.
+is said at the end, as is one that the budget left out, and one that is large, which only --all runs. Exit status 1
+when a scenario fails.
 """
 
 from __future__ import annotations
