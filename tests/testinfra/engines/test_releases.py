@@ -246,10 +246,7 @@ def test_a_corrupt_tokenizer_does_not_start_and_is_rolled_back_with_its_cause(
     assert f"The release {before} is current again, has passed the gate and answers" in result.text
     assert (link(host, "current"), running_release(host)) == (before, before)
     assert_answers(host)
-    listed = host.check_output("metalserve-host releases tiny")
-    assert "refused (start) at" in listed
-    assert "refused (gate) at" in listed
-    assert "refused (operator) at" in listed
+    assert "refused (start) at" in host.check_output("metalserve-host releases tiny")
 
 
 def test_a_full_disk_stops_the_run_before_the_engine(host, run_playbook, deployments):
