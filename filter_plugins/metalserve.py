@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, planner
+from metalserve import catalogue, deployments, gateway, planner
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 
@@ -72,6 +72,34 @@ def lock_requests(
     return deployments.lock_requests(items, inputs)
 
 
+def gateway_pools(
+    names: list[str],
+    deployments: list[list[dict[str, Any]]],
+    *addresses: list[str],
+    server_max_requests: int,
+    long_prompts: list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """The fleet's engines as pools that serve one set of model names."""
+    reached = [
+        next((address for address in known if address), name) for name, *known in zip(names, *addresses, strict=True)
+    ]
+    hosts = [
+        {"name": name, "address": address, "deployments": items}
+        for name, address, items in zip(names, reached, deployments, strict=True)
+    ]
+    return gateway.gateway_pools(hosts, server_max_requests=server_max_requests, long_prompts=long_prompts or [])
+
+
+def gateway_clients(clients: list[dict[str, Any]], pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The gateway's clients, checked and filled in."""
+    return gateway.gateway_clients(clients, pools)
+
+
+def gateway_maps(pools: list[dict[str, Any]], clients: list[dict[str, Any]]) -> dict[str, str]:
+    """The gateway's look-up files, text by file name."""
+    return gateway.gateway_maps(pools, clients)
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -84,5 +112,8 @@ class FilterModule:
             plan_table,
             gate_endpoints,
             lock_requests,
+            gateway_pools,
+            gateway_clients,
+            gateway_maps,
         )
         return {function.__name__: _filter(function) for function in faces}
