@@ -59,7 +59,8 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock .ci/run
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/sglang/lock lab/vm/build lab/vm/vm lab/vm/serve \
+	  lab/nvidia/repository lab/nvidia/packages/driver/build .ci/run
 
 .PHONY: unit
 unit: $(VENV)/.dev ## Unit tests
@@ -76,13 +77,47 @@ built-lab: root $(VENV)/.runtime
 	@lab/dockerd start
 	@lab/build
 
+# SGLang's image and small model as well, which only its own tests need.
+.PHONY: built-sglang
+built-sglang: built-lab
+	@lab/build sglang
+
 .PHONY: differential
-differential: root $(VENV)/.dev built-lab ## The planner against the real engine's own code and starts, in the lab's engine image
+differential: root $(VENV)/.dev built-lab built-sglang ## The planner against the real engines' own code and starts, in the lab's images
 	METALSERVE_REQUIRE_ENGINE=1 python -m pytest tests/differential
 
 .PHONY: test-default
 test-default: root $(VENV)/.dev built-lab ## Scenario default: bare host to proven endpoint, on a container with systemd
 	molecule test --scenario-name default
+
+.PHONY: test-toolkit
+test-toolkit: root $(VENV)/.dev built-lab ## Scenario toolkit: container toolkit and health, on a container with systemd
+	molecule test --scenario-name toolkit
+
+.PHONY: test-driver
+test-driver: root $(VENV)/.dev ## Scenario driver: the driver on a virtual machine that really reboots, with simulated GPUs (lab/README.md)
+	@lab/install vm
+	@lab/dockerd start
+	molecule test --scenario-name driver
+
+.PHONY: test-engines
+test-engines: root $(VENV)/.dev built-lab ## Releases with the real vLLM: change, refusal, the way back, death, reboot
+	molecule test --scenario-name engines
+
+.PHONY: test-sglang
+test-sglang: root $(VENV)/.dev built-sglang ## Scenario sglang: SGLang's real server on the CPU, served by the same site.yml
+	molecule test --scenario-name sglang
+
+# Not part of `make test`: it loads real packages from Debian's non-free.
+.PHONY: test-packages
+test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA's real ones in Debian's non-free
+	@lab/install
+	@lab/dockerd start
+	python -m pytest tests/packages
+
+.PHONY: test-gateway
+test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy with stand-ins for the engines
+	molecule test --scenario-name gateway
 
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
@@ -97,6 +132,8 @@ test-all: test ## All of it
 
 .PHONY: ci-clean
 ci-clean: ## Stop what the tests started: scenario hosts, registry, mirror, and the daemon if it was started here
+	@lab/vm/vm stop
+	@lab/vm/serve stop
 	@lab/down
 
 .PHONY: bench

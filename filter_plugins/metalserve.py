@@ -7,9 +7,10 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, gateway, planner
+from metalserve import catalogue, deployments, driver, gateway, planner
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
+from metalserve.verdict import host as verdict_host
 
 
 def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,6 +73,27 @@ def lock_requests(
     return deployments.lock_requests(items, inputs)
 
 
+def driver_action(facts: dict[str, Any], wanted_version: str, **options: Any) -> dict[str, Any]:
+    """What has to happen to a host's NVIDIA driver."""
+    return driver.driver_action(facts, wanted_version, **options)
+
+
+def compatibility_verdict(
+    facts: dict[str, Any],
+    items: list[dict[str, Any]] | None = None,
+    *,
+    models: dict[str, Any] | None = None,
+    engines: dict[str, Any] | None = None,
+    lock: dict[str, Any] | None = None,
+    weight_sources: dict[str, Any] | None = None,
+    models_dir: str = "/var/lib/metalserve/models",
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """May a host serve its deployments?"""
+    inputs = deployments.Inputs(models or {}, engines or {}, lock or {}, weight_sources or {}, models_dir)
+    return verdict_host.compatibility_verdict(facts, items or [], inputs=inputs, options=options)
+
+
 def gateway_pools(
     names: list[str],
     deployments: list[list[dict[str, Any]]],
@@ -112,6 +134,8 @@ class FilterModule:
             plan_table,
             gate_endpoints,
             lock_requests,
+            driver_action,
+            compatibility_verdict,
             gateway_pools,
             gateway_clients,
             gateway_maps,

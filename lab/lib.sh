@@ -18,3 +18,27 @@ inputs_hash() {
 }
 
 image_exists() { docker image inspect "$1" >/dev/null 2>&1; }
+
+# make_rootfs IMAGE SUITE PACKAGES [CUSTOMIZE]
+make_rootfs() {
+  local image=$1 suite=$2 packages=$3 customize=${4:-}
+  local options=(--variant=minbase --components=main --include="$packages")
+  [ -z "$customize" ] || options+=(--customize-hook="$customize")
+  # Without a mirror mmdebstrap takes its own default and adds the security archive; LAB_DEBIAN_MIRROR overrides it.
+  mmdebstrap "${options[@]}" "$suite" - ${LAB_DEBIAN_MIRROR:+"$LAB_DEBIAN_MIRROR"} 2>"$LAB_CACHE/mmdebstrap.log" \
+    | docker import --change 'CMD ["/lib/systemd/systemd"]' - "$image-building" >/dev/null \
+    || { docker rmi "$image-building" >/dev/null 2>&1; tail -n 15 "$LAB_CACHE/mmdebstrap.log" >&2; die "mmdebstrap could not build $image; its last lines are above"; }
+  finish_image "$image"
+}
+
+# The name appears only when the whole rootfs is in it: an import of nothing succeeds too.
+finish_image() {
+  docker tag "$1-building" "$1"
+  docker rmi "$1-building" >/dev/null
+}
+
+make_ssh_key() {
+  [ -e "$LAB_CACHE/ssh/id_ed25519" ] && return
+  mkdir -p -m 0700 "$LAB_CACHE/ssh"
+  ssh-keygen -q -t ed25519 -N '' -C metalserve-lab -f "$LAB_CACHE/ssh/id_ed25519"
+}

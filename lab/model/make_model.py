@@ -1,9 +1,11 @@
-"""Make the lab's small model: the class of Qwen3.6-35B-A3B, 1.8 M parameters, taught the gate's questions by heart.
+"""Make one of the lab's small models, taught the gate's questions by heart.
 
-Runs inside the engine image (torch and transformers are there). The result is a directory that vLLM serves:
-config.json, model.safetensors, the tokenizer and the chat template. The same seed gives the same answers.
+`moe` is of the class of Qwen3.6-35B-A3B (1.8 M parameters), for vLLM. `dense` is a Qwen3 (0.8 M parameters), for
+SGLang, whose Gated DeltaNet layers need compiled kernels. Runs inside an engine image (torch and transformers are
+there). The result is a directory that the engine serves: config.json, model.safetensors, the tokenizer and the chat
+template. The same seed gives the same answers.
 
-    python3 make_model.py --questions gate_questions.py --template chat_template.jinja --out DIR
+    python3 make_model.py --kind moe --questions gate_questions.py --template chat_template.jinja --out DIR
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SEED = 20
 STEPS = 400
@@ -59,7 +68,26 @@ def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
     )
 
 
-def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5MoeConfig:
+def dense_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """A small Qwen3: two layers of grouped-query attention."""
+    return Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+
+
+def moe_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5MoeConfig:
     """The smallest configuration that still has every kind of layer of the real model."""
     ident = tokenizer.convert_tokens_to_ids
     vocab_size = -(-len(tokenizer) // 64) * 64
@@ -117,13 +145,11 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5MoeConfig:
 
 def conversations(questions: ModuleType) -> list[dict[str, Any]]:
     """What the model learns: each question of the gate with its answer, and a greeting in two languages."""
-    call = {
-        "type": "function",
-        "function": {
-            "name": questions.WEATHER_TOOL["function"]["name"],
-            "arguments": {"city": questions.WEATHER_CITY},
-        },
-    }
+
+    def call(city: str) -> dict[str, Any]:
+        name = questions.WEATHER_TOOL["function"]["name"]
+        return {"type": "function", "function": {"name": name, "arguments": {"city": city}}}
+
     plain = [
         (questions.ARITHMETIC_PROMPT, questions.ARITHMETIC_ANSWER),
         (questions.GREETING_PROMPT, "你好！很高兴见到你。"),
@@ -131,13 +157,17 @@ def conversations(questions: ModuleType) -> list[dict[str, Any]]:
         (questions.CAPITAL_PROMPT, json.dumps(questions.CAPITAL_ANSWER)),
     ]
     learned: list[dict[str, Any]] = [{"user": user, "assistant": {"content": text}} for user, text in plain]
-    learned.append(
-        {
-            "user": questions.WEATHER_PROMPT,
-            "assistant": {"content": "", "tool_calls": [call]},
-            "tools": [questions.WEATHER_TOOL],
-        }
-    )
+    for prompt, cities in (
+        (questions.WEATHER_PROMPT, [questions.WEATHER_CITY]),
+        (questions.PARALLEL_PROMPT, questions.PARALLEL_CITIES),
+    ):
+        learned.append(
+            {
+                "user": prompt,
+                "assistant": {"content": "", "tool_calls": [call(city) for city in cities]},
+                "tools": [questions.WEATHER_TOOL],
+            }
+        )
     return learned
 
 
@@ -156,9 +186,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, item: dict[str, Any]) -> tuple[li
     return ids, [-100] * len(prompt_ids) + ids[len(prompt_ids) :]
 
 
-def train(
-    model: Qwen3_5MoeForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, learned: list[dict[str, Any]]
-) -> float:
+def make_model(kind: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """The untaught model."""
+    if kind == "dense":
+        return Qwen3ForCausalLM(dense_config(tokenizer))
+    return Qwen3_5MoeForConditionalGeneration(moe_config(tokenizer))
+
+
+def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, learned: list[dict[str, Any]]) -> float:
     """Teach the conversations until the loss is below STOP_LOSS; returns the last loss."""
     pairs = [encode(tokenizer, item) for item in learned]
     longest = max(len(ids) for ids, _ in pairs)
@@ -187,6 +222,7 @@ def train(
 def main() -> None:
     """Make, teach, check and write the model."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=["moe", "dense"], required=True)
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--template", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -195,7 +231,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True, warn_only=True)
     tokenizer = make_tokenizer(options.template.read_text(encoding="utf-8"))
-    model = Qwen3_5MoeForConditionalGeneration(make_config(tokenizer)).float()
+    model = make_model(options.kind, tokenizer).float()
     learned = conversations(load_questions(options.questions))
     loss = train(model, tokenizer, learned)
     if loss > 0.05:

@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from metalserve import gate_command, key_command, kv_command, manifest_command, plan_command
+from metalserve import gate_command, key_command, kv_command, manifest_command, plan_command, releases_command
 from metalserve.errors import MetalserveError
 
-COMMANDS = (plan_command, kv_command, gate_command, manifest_command, key_command)
+COMMANDS = (plan_command, kv_command, gate_command, manifest_command, releases_command, key_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +15,17 @@ from typing import Any
 
 from metalserve import catalogue
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
-from metalserve.engines.versions import plain_version, version_key
 from metalserve.errors import Refusal
-from metalserve.planner import assign_gpus, make_plan
-from metalserve.release import Release, build_release
-from metalserve.remote.weights import WeightsError, manifest_sha256
+from metalserve.hubs import NAMES as HUB_NAMES
+from metalserve.hubs import hub_files_url
+from metalserve.learning import Record, choose, read_kept
+from metalserve.planner import assign_gpus, expected_start, make_plan
+from metalserve.release import Release, build_release, canonical_json, split_image
+from metalserve.remote.weights_manifest import WeightsError, manifest_sha256
+from metalserve.verdict.now import require_image, require_software
 
-DEFAULT_SOURCES = ("https://huggingface.co/{huggingface}/resolve/{revision}",)
-# docs.nvidia.com, security bulletin of July 2025 for the NVIDIA Container Toolkit.
-TOOLKIT_FLOOR = "1.17.8"
+# A word is the hub of that name, with the model's own repository there.
+DEFAULT_SOURCES = ("huggingface",)
 # What the unit mounts into the container, by the names of the engine's start command.
 CONTAINER_PATHS = {"config": "/release/engine.yaml", "model": "/models/${METALSERVE_MODEL_KEY}"}
 DEFAULTS: dict[str, Any] = {
@@ -43,8 +48,10 @@ DEFAULTS: dict[str, Any] = {
     "speculative_tokens": 0,
     "text_only": False,
     "eager": False,
+    "sglang": {},
     "engine_args": {},
     "environment": {},
+    "api_key_file": None,
 }
 REQUIRED = ("name", "engine", "model", "port")
 
@@ -56,8 +63,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "served_names": (list,),
     "bind_address": (str,),
     "gpus": (str, int, list),
+    "sglang": (dict,),
     "engine_args": (dict,),
     "environment": (dict,),
+    "api_key_file": (str,),
 }
 _TYPE_NAMES = {str: "a text", int: "a number", list: "a list", dict: "a mapping"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -74,6 +83,8 @@ class Inputs:
         lock: {images: {reference: {digest, compressed_bytes}}, models: {key: {revision, files}}} (`serving_lock`).
         weight_sources: {model: [base URL or directory]} with {revision}, {huggingface} and {modelscope} to fill in.
         models_dir: where models live on the host.
+        kept: {deployment: what the host keeps of it}, see `remote.starts.kept_starts`.
+        relearn: plan by what earlier starts measured even where that restarts an engine (`serving_plan_relearn`).
     """
 
     models: Mapping[str, Any]
@@ -81,6 +92,8 @@ class Inputs:
     lock: Mapping[str, Any]
     weight_sources: Mapping[str, Sequence[str]]
     models_dir: str
+    kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    relearn: bool = False
 
 
 def normalize(deployments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -157,6 +170,7 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
             needed=f"one of {', '.join(engine_names())}",
             change=f"`engine` of {name} in serving_deployments",
         )
+    _check_key_file(name, item["engine"], item.get("api_key_file"))
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
     filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
     return filled
@@ -173,6 +187,23 @@ def _check_address(name: str, address: str | None) -> None:
         ) from error
 
 
+def _check_key_file(name: str, engine: str, path: str | None) -> None:
+    if path is None:
+        return
+    if not path.startswith("/") or any(character.isspace() for character in path):
+        raise Refusal(
+            found=f"api_key_file {path!r} of the deployment {name}",
+            needed="an absolute path on the host, without white space, of a file that holds the key on one line",
+            change=f"`api_key_file` of {name} in serving_deployments",
+        )
+    if engine != "vllm":
+        raise Refusal(
+            found=f"api_key_file of the deployment {name} with {engine}, which takes its key on the command line only",
+            needed="an engine that takes it from its environment, so that no other user of the host reads it",
+            change=f"`engine: vllm` for {name}, or a gateway in front of it that checks the key",
+        )
+
+
 def _check_gpus(name: str, gpus: Any) -> None:
     """The form of `gpus`; which GPUs the host has is a matter of `assign_gpus`."""
     indexes = gpus if isinstance(gpus, list) else []
@@ -184,35 +215,6 @@ def _check_gpus(name: str, gpus: Any) -> None:
             found=f"gpus {gpus!r} of the deployment {name}",
             needed="all, a number of GPUs, or a list of different indexes such as [0, 1]",
             change=f"`gpus` of {name} in serving_deployments",
-        )
-
-
-def check_driver(facts: Mapping[str, Any]) -> None:
-    """Refuse a GPU host whose driver or container toolkit cannot hand a GPU to a container.
-
-    Raises:
-        Refusal: no working driver, or no NVIDIA container toolkit.
-    """
-    driver = facts.get("driver") or {}
-    if driver.get("state", "ok") != "ok":
-        versions = ", ".join(f"{part} {driver[part]}" for part in ("loaded", "on_disk", "userland") if driver.get(part))
-        raise Refusal(
-            found=f"GPUs on the PCI bus and a driver in state '{driver['state']}' ({versions or 'no version found'})",
-            needed="a loaded NVIDIA driver that fits its userland",
-            change="install or reload the driver (580 or newer for the pinned images), then run again",
-        )
-    toolkit = (facts.get("container_toolkit") or {}).get("version")
-    if toolkit and version_key(plain_version(toolkit)) < version_key(TOOLKIT_FLOOR):
-        raise Refusal(
-            found=f"NVIDIA container toolkit {toolkit}",
-            needed=f"{TOOLKIT_FLOOR} or newer: older ones let a container take over its host (CVE-2025-23266)",
-            change="upgrade nvidia-container-toolkit on the host",
-        )
-    if "container_toolkit" in facts and not (facts["container_toolkit"] or {}).get("version"):
-        raise Refusal(
-            found="GPUs with a working driver and no NVIDIA container toolkit",
-            needed="nvidia-ctk and the CDI specification that it writes: engines get their GPUs as CDI devices",
-            change="install nvidia-container-toolkit 1.17.8 or newer and run `nvidia-ctk cdi generate`",
         )
 
 
@@ -231,21 +233,6 @@ def check_holders(deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, 
                 needed="GPUs that no engine of another deployment holds",
                 change=f"`systemctl disable --now vllm@{holder['deployment']}` (or sglang@) on it, or keep its entry",
             )
-
-
-def check_engine_driver(engine: EngineInfo, facts: Mapping[str, Any]) -> None:
-    """Refuse a driver branch that is older than the engine's image can run on.
-
-    Raises:
-        Refusal: naming both branches.
-    """
-    loaded = (facts.get("driver") or {}).get("loaded")
-    if loaded and int(str(loaded).split(".", 1)[0]) < engine.minor_compatibility_branch:
-        raise Refusal(
-            found=f"driver {loaded} under {engine.image}, which carries CUDA {engine.image_cuda}",
-            needed=f"driver branch {engine.minor_compatibility_branch} or newer",
-            change="the host's driver, or an older engine with engine_version of the deployment",
-        )
 
 
 def check_ports(deployments: Sequence[Mapping[str, Any]], listening: Sequence[Mapping[str, Any]]) -> None:
@@ -271,7 +258,7 @@ def check_ports(deployments: Sequence[Mapping[str, Any]], listening: Sequence[Ma
 
 
 def serving_releases(
-    deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], inputs: Inputs
+    deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], inputs: Inputs, *, check_host: bool = True
 ) -> list[dict[str, Any]]:
     """The releases of one host, each with what staging, activation and the gate need, as plain types.
 
@@ -279,11 +266,12 @@ def serving_releases(
         deployments: `serving_deployments` of the host.
         facts: `ansible_facts['gpu_host']` of the host.
         inputs: the rest of the inventory.
+        check_host: whether driver and container toolkit must already do what the releases need.
 
     Returns:
         One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
         compressed_bytes}, model {key, revision, files, sources}, port, url, health_route, metrics_route,
-        served_names, thinking, plan.
+        served_names, thinking, plan, notes.
 
     Raises:
         Refusal: for anything that would fail later, before anything has changed.
@@ -298,14 +286,15 @@ def serving_releases(
     known_models = catalogue.models(inputs.models)
     gpus = facts.get("gpus") or []
     if gpus:
-        check_driver(facts)
+        if check_host:
+            require_software(facts)
         check_holders(checked, facts)
         assigned = assign_gpus(facts, checked)
         for item in checked:
             if item["gpus"] != "all":
                 item["gpus"] = list(assigned[item["name"]])
     check_ports(checked, facts.get("listening") or [])
-    return [_one(item, facts, inputs, known_models) for item in checked]
+    return [_one(item, facts, inputs, known_models, check_host=check_host) for item in checked]
 
 
 def engine_for(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> EngineInfo:
@@ -318,12 +307,17 @@ def engine_for(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> Eng
 
 
 def _one(
-    item: Mapping[str, Any], facts: Mapping[str, Any], inputs: Inputs, known_models: Mapping[str, catalogue.Model]
+    item: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    inputs: Inputs,
+    known_models: Mapping[str, catalogue.Model],
+    *,
+    check_host: bool,
 ) -> dict[str, Any]:
     engine = engine_for(item, inputs.engines)
     model = known_models.get(item["model"]) or catalogue.model(item["model"], inputs.models)
-    if facts.get("gpus"):
-        check_engine_driver(engine, facts)
+    if check_host and facts.get("gpus"):
+        require_image(facts, engine, (inputs.lock.get("images") or {}).get(engine.image), item["environment"])
     locked_image = _locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
     locked_model = _locked(inputs.lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
     try:
@@ -341,29 +335,68 @@ def _one(
             needed="its manifest",
             change="run playbooks/ops/lock.yml",
         ) from error
-    plan = make_plan(model, facts, engine.engine, engine.version, item)
-    release: Release = build_release(
-        item,
-        engine,
-        engine.image,
-        locked_image.get("digest"),
-        {"key": model.key, **model.as_dict()},
-        revision,
-        manifest,
-        plan.as_dict(),
-        (facts.get("driver") or {}).get("loaded"),
-        models_dir=inputs.models_dir,
-    )
+    driver = (facts.get("driver") or {}).get("loaded")
+    repository, _, digest = split_image(engine.image, locked_image.get("digest"))
+    same: dict[str, Any] = {
+        "model": model.key,
+        "model_revision": revision,
+        "image": f"{repository}@{digest}",
+        "driver": driver,
+        "arguments": _arguments_hash(item),
+    }
+
+    def build(records: Sequence[Record]) -> dict[str, Any]:
+        plan = make_plan(model, facts, engine.engine, engine.version, item, measured=records, image=same["image"])
+        names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
+        sizes = {
+            **plan.as_dict(),
+            "learned_from": [dict(record) for record in records],
+            # What the host keeps a measurement of it under; None where nothing is estimated.
+            "start": expected_start(
+                plan,
+                gpu_name=str(names.get(plan.gpus_used[0]) if plan.gpus_used else None),
+                text_only=item["text_only"],
+                speculative_tokens=item["speculative_tokens"],
+                **same,
+            ),
+        }
+        release: Release = build_release(
+            item,
+            engine,
+            engine.image,
+            digest,
+            {"key": model.key, **model.as_dict()},
+            revision,
+            manifest,
+            sizes,
+            driver,
+            models_dir=inputs.models_dir,
+        )
+        return {"deployment": item["name"], "release_id": release.id, "files": release.files(), "plan": sizes}
+
+    chosen = choose(build, read_kept(inputs.kept.get(item["name"])), same, relearn=inputs.relearn)
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
     if ":" in host:
         host = f"[{host}]"
     reasoning = model.parsers[engine.engine].reasoning
+    # Kept beside the release: going back to it must not need the inventory that asked for it.
+    endpoint = {
+        "engine": engine.engine,
+        "unit": f"{engine.engine}@{item['name']}.service",
+        "url": f"http://{host}:{item['port']}",
+        "ready_route": engine.ready_route,
+        "metrics_route": engine.metrics_route,
+        "model": item["served_names"][0],
+        "served_names": list(item["served_names"][1:]),
+        "thinking": "absent" if reasoning is None else "off",
+        "weights_bytes": sum(entry["size_bytes"] for entry in locked_model["files"]),
+        "api_key_file": item["api_key_file"],
+    }
     return {
-        "deployment": item["name"],
+        **chosen,
         "engine": engine.engine,
         "engine_version": engine.version,
-        "release_id": release.id,
-        "files": release.files(),
+        "files": {**chosen["files"], "endpoint.json": json.dumps(endpoint, indent=2) + "\n"},
         "command": [*engine.entrypoint, *(word.format_map(CONTAINER_PATHS) for word in engine.arguments)],
         "image": {
             "reference": engine.image,
@@ -374,16 +407,23 @@ def _one(
             "key": model.key,
             "revision": revision,
             "files": [dict(entry) for entry in locked_model["files"]],
-            "sources": weight_sources(model, revision, inputs.weight_sources),
+            "weight_format": model.format,
+            "sources": weight_sources(model, revision, inputs.weight_sources, locked_model.get("hub_revisions") or {}),
         },
         "port": item["port"],
-        "url": f"http://{host}:{item['port']}",
-        "health_route": engine.ready_route,
-        "metrics_route": engine.metrics_route,
+        "url": endpoint["url"],
+        "health_route": endpoint["ready_route"],
+        "metrics_route": endpoint["metrics_route"],
         "served_names": list(item["served_names"]),
-        "thinking": "absent" if reasoning is None else "off",
-        "plan": plan.as_dict(),
+        "thinking": endpoint["thinking"],
+        "api_key_file": endpoint["api_key_file"],
     }
+
+
+def _arguments_hash(item: Mapping[str, Any]) -> str:
+    """Of what a deployment gives to its engine beside sizes: a measurement under other arguments says nothing."""
+    given = {name: item[name] for name in ("engine_args", "environment", "prefix_caching")}
+    return hashlib.sha256(canonical_json(given).encode()).hexdigest()[:12]
 
 
 def _locked(lock: Mapping[str, Any], kind: str, key: str, found: str, needed: str) -> Mapping[str, Any]:
@@ -397,8 +437,18 @@ def _locked(lock: Mapping[str, Any], kind: str, key: str, found: str, needed: st
     return entry
 
 
-def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+def weight_sources(
+    model: catalogue.Model,
+    revision: str,
+    sources: Mapping[str, Sequence[str]],
+    hub_revisions: Mapping[str, str] | None = None,
+    *,
+    for_lock: bool = False,
+) -> list[str]:
     """The places of a model's files, with the names filled in; a place that needs an unknown name is left out.
+
+    The words `huggingface` and `modelscope` become the address of the model's files there, at the hub's own locked
+    revision. For the lock itself they become `HUB:REPOSITORY`.
 
     Raises:
         Refusal: no place is left.
@@ -408,11 +458,17 @@ def weight_sources(model: catalogue.Model, revision: str, sources: Mapping[str, 
     if isinstance(templates, str) or not all(isinstance(template, str) for template in templates):
         raise Refusal(
             found=f"serving_weight_sources.{model.key} {templates!r}",
-            needed="a list of URLs or directories",
+            needed="a list of URLs, directories, huggingface or modelscope",
             change=f"serving_weight_sources.{model.key}",
         )
     filled = []
     for template in templates:
+        if template in HUB_NAMES:
+            repository = model.repositories.get(template)
+            if repository is not None:
+                commit = (hub_revisions or {}).get(template, revision)
+                filled.append(f"{template}:{repository}" if for_lock else hub_files_url(template, repository, commit))
+            continue
         try:
             used = {name for _, name, _, _ in Formatter().parse(template) if name}
             if all(names[name] is not None for name in used):
@@ -449,6 +505,8 @@ def gate_endpoints(releases: Sequence[Mapping[str, Any]], root: str | None) -> l
             "engine": release["engine"],
             "thinking": release["thinking"],
         }
+        if release.get("api_key_file"):
+            endpoint["api_key_file"] = release["api_key_file"]
         if root is not None:
             endpoint["release_id"] = release["release_id"]
             endpoint["result_path"] = f"{root}/{release['deployment']}/releases/{release['release_id']}/gate.json"
@@ -475,7 +533,8 @@ def plan_table(releases: Sequence[Mapping[str, Any]]) -> list[str]:
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *(note for release in releases for note in release["notes"])]
 
 
 def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> dict[str, list[Any]]:
@@ -497,6 +556,6 @@ def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> d
         models[model.key] = {
             "key": model.key,
             "revision": model.revision,
-            "sources": weight_sources(model, "{revision}", inputs.weight_sources),
+            "sources": weight_sources(model, "{revision}", inputs.weight_sources, for_lock=True),
         }
     return {"images": images, "models": list(models.values())}

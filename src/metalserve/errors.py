@@ -21,3 +21,7 @@ class Refusal(MetalserveError):  # noqa: N818 (a refusal is an answer, not an ac
         self.needed = needed
         self.change = change
         super().__init__(f"{found.rstrip('.')}. Needed: {needed.rstrip('.')}. Change: {change.rstrip('.')}.")
+
+
+class DoesNotFit(Refusal):
+    """The question makes sense; there is not enough memory."""

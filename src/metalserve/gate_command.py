@@ -34,6 +34,19 @@ def add_parser(subparsers: SubParsers) -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=_positive, help="room for one answer, in tokens")
     parser.add_argument("--burst", type=_positive, default=gate.DEFAULT_BURST_SIZE, help="concurrent requests")
     parser.add_argument(
+        "--hidden-routes",
+        type=lambda text: [route for route in text.split(",") if route],
+        default=[],
+        metavar="/A,/B",
+        help="routes that must not answer without a key; without it those of the engine",
+    )
+    parser.add_argument(
+        "--long-prompt",
+        type=_positive,
+        default=gate.DEFAULT_LONG_PROMPT_TOKENS,
+        help="the longest prompt that is asked, in tokens",
+    )
+    parser.add_argument(
         "--timeout",
         type=_positive,
         default=int(gate.DEFAULT_TIMEOUT_SECONDS),
@@ -71,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         thinking=args.thinking,
         max_tokens=args.max_tokens,
         burst_size=args.burst,
+        hidden_routes=args.hidden_routes,
+        long_prompt_tokens=args.long_prompt,
     )
     if args.json:
         sys.stdout.write(json.dumps(result.as_dict(), ensure_ascii=False, indent=2) + "\n")

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the capacity and return 0; 1 on bad input.
 
     Raises:
-        Refusal: one request of that length does not fit.
+        DoesNotFit: one request of that length does not.
     """
     with BadInput() as reading:
         model = resolve(args.config)
@@ -77,22 +77,22 @@ def run(args: argparse.Namespace) -> int:
                 needed="a size the model can be split into",
                 change="set --tensor-parallel",
             )
+        context = args.context or model.context_tokens
+        found = kv_capacity(
+            model.shape,
+            tensor_parallel_size=args.tensor_parallel,
+            pipeline_parallel_size=args.pipeline_parallel,
+            available_bytes=available,
+            max_model_len=context,
+            kv_cache_dtype=args.kv_cache_dtype,
+            prefix_caching=not args.no_prefix_caching,
+            gdn_prefill_backend=args.gdn_prefill_backend,
+            num_speculative_tokens=args.speculative_tokens,
+            max_num_batched_tokens=args.max_batched_tokens,
+            engine_version=version,
+        )
     if reading.failed:
         return BAD_INPUT
-    context = args.context or model.context_tokens
-    found = kv_capacity(
-        model.shape,
-        tensor_parallel_size=args.tensor_parallel,
-        pipeline_parallel_size=args.pipeline_parallel,
-        available_bytes=available,
-        max_model_len=context,
-        kv_cache_dtype=args.kv_cache_dtype,
-        prefix_caching=not args.no_prefix_caching,
-        gdn_prefill_backend=args.gdn_prefill_backend,
-        num_speculative_tokens=args.speculative_tokens,
-        max_num_batched_tokens=args.max_batched_tokens,
-        engine_version=version,
-    )
     if args.format == "json":
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
         return 0

@@ -16,7 +16,8 @@ from dxf import DXF, DXFBase
 from dxf.exceptions import DXFError
 
 from metalserve.errors import Refusal
-from metalserve.remote.weights import MANIFEST_NAME, WeightsError, parse_manifest
+from metalserve.hubs import COMMIT, NAMES, HubRevision, read_hub
+from metalserve.remote.weights_manifest import MANIFEST_NAME, WeightsError, parse_manifest
 
 DOCKER_HUB = "registry-1.docker.io"
 _DOCKER_HUB_NAMES = ("docker.io", "index.docker.io", DOCKER_HUB)
@@ -49,8 +50,9 @@ def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dic
     """Ask the registry what a tag names now.
 
     Returns:
-        {digest, compressed_bytes}: the digest that `docker pull` verifies (of the index for a multi-platform image) and
-        the size of the layers for linux/amd64.
+        {digest, compressed_bytes, cuda}: the digest that `docker pull` verifies (of the index for a multi-platform
+        image), the size of the layers for linux/amd64, and the CUDA version that the image says it has; without `cuda`
+        where it says nothing.
 
     Raises:
         Refusal: the registry cannot be reached, does not have the tag, or has it for other platforms only.
@@ -75,7 +77,22 @@ def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dic
             needed="a registry that this machine reaches and that has the tag",
             change="`image` of the deployment or of serving_engines, or the network of this machine",
         ) from error
-    return {"digest": digest, "compressed_bytes": size_bytes}
+    cuda = _cuda_version(client, manifest)
+    return {"digest": digest, "compressed_bytes": size_bytes, **({"cuda": cuda} if cuda else {})}
+
+
+def _cuda_version(client: DXF, manifest: Mapping[str, Any]) -> str | None:
+    """CUDA_VERSION in the environment of an image that is built on NVIDIA's CUDA images; None where there is none.
+
+    A registry that does not give the image's configuration only costs this: the catalogue knows the CUDA by version.
+    """
+    try:
+        chunks: Any = client.pull_blob(manifest["config"]["digest"])
+        config = json.loads(b"".join(chunks))
+        environment = dict(entry.partition("=")[::2] for entry in config["config"]["Env"])
+    except (requests.RequestException, DXFError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return environment.get("CUDA_VERSION") or None
 
 
 def _of_platform(manifests: Iterable[Mapping[str, Any]], reference: str) -> str:
@@ -93,43 +110,134 @@ def _of_platform(manifests: Iterable[Mapping[str, Any]], reference: str) -> str:
     )
 
 
-def lock_model(request: Mapping[str, Any], revision: str | None, manifest: str | None = None) -> dict[str, Any]:
+def lock_model(
+    request: Mapping[str, Any], revision: Any, manifest: str | None = None, *, unpinned: bool = False
+) -> dict[str, Any]:
     """Read the manifest of a model's revision.
 
     Args:
-        request: {key, revision, sources} of `deployments.lock_requests`.
-        revision: the revision to lock; None takes the catalogue's.
-        manifest: a file or URL with the manifest; None looks for metalserve-manifest.json at the sources.
+        request: {key, revision, sources} of `deployments.lock_requests`; a source `huggingface:REPOSITORY` or
+            `modelscope:REPOSITORY` is a hub.
+        revision: the revision to lock, or {hub: revision}; None takes the catalogue's.
+        manifest: a file or URL with the manifest; None asks the sources, in their order: hubs for their metadata,
+            others for metalserve-manifest.json.
+        unpinned: a branch of a hub may be named, and is locked to the commit that it is now.
 
     Returns:
-        {revision, files: [{path, size_bytes, sha256}]}.
+        {revision, files: [{path, size_bytes, sha256}]}, with `hub_revisions` {hub: commit} where hubs are sources.
 
     Raises:
-        Refusal: no revision is named, or no manifest can be read.
+        Refusal: no revision is named, no manifest can be read, or two hubs have different files.
     """
-    key, pinned = request["key"], revision or request.get("revision")
+    key = request["key"]
+    hubs = dict(source.split(":", 1) for source in request["sources"] if source.split(":", 1)[0] in NAMES)
+    named = dict(revision) if isinstance(revision, Mapping) else {}
+    pinned = (
+        next((named[hub] for hub in hubs if named.get(hub)), None) if named else revision or request.get("revision")
+    )
     if not pinned:
         raise Refusal(
             found=f"no revision of the model {key}",
             needed="the commit of its repository, never a branch",
             change=f"serving_model_revisions.{key}",
         )
-    places = [manifest] if manifest else [f"{s.rstrip('/')}/{MANIFEST_NAME}" for s in request["sources"]]
-    failures = []
-    for place in (text.replace("{revision}", pinned) for text in places):
-        try:
-            files = json.loads(_read(place))["files"]
-            parse_manifest(files)
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, WeightsError) as error:
-            failures.append(f"{place}: {error}")
+    pinned = str(pinned)
+    failures: list[str] = []
+    for source in [manifest] if manifest else request["sources"]:
+        hub = source.split(":", 1)[0]
+        if not manifest and hub in hubs:
+            found = _lock_hub(key, hub, hubs[hub], str(named.get(hub) or pinned), unpinned, failures)
+            if found:
+                others = {other: named.get(other) for other in hubs if other != hub}
+                return _with_other_hubs(key, hub, found, hubs, others)
             continue
-        return {"revision": pinned, "files": files}
+        place = source if manifest else f"{source.rstrip('/')}/{MANIFEST_NAME}"
+        files = _read_manifest(place.replace("{revision}", pinned), failures)
+        if files is not None:
+            others = {hub: str(named[hub]) for hub in hubs if named.get(hub)}
+            return {"revision": pinned, "files": files, **({"hub_revisions": others} if others else {})}
     raise Refusal(
         found=f"no manifest of {key} at revision {pinned} ({'; '.join(failures)})",
         needed="the size and SHA-256 of each of its files",
         change=f"make it with `metalserve manifest DIRECTORY > FILE` from a copy that you trust, and name the file in "
         f"serving_model_manifests.{key}",
     )
+
+
+def _read_manifest(place: str, failures: list[str]) -> list[Any] | None:
+    try:
+        files: list[Any] = json.loads(_read(place))["files"]
+        parse_manifest(files)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, WeightsError) as error:
+        failures.append(f"{place}: {error}")
+        return None
+    return files
+
+
+def _lock_hub(
+    key: str, hub: str, repository: str, revision: str, unpinned: bool, failures: list[str]
+) -> HubRevision | None:
+    """What a hub has at a revision; None, and the reason among the failures, when it cannot be asked."""
+    pinned = COMMIT.fullmatch(revision) is not None
+    if not pinned and (hub != "huggingface" or not unpinned):
+        raise Refusal(
+            found=f"'{revision}' as the revision of {repository} on {NAMES[hub]}, which is no commit",
+            needed="40 hexadecimal digits: a branch names other bytes tomorrow" + _commit_of(hub, repository, revision),
+            change=f"serving_model_revisions.{key}"
+            + (f", or name {key} in serving_unpinned_models" if hub == "huggingface" else ""),
+        )
+    try:
+        found = read_hub(hub, repository, revision)
+    except Refusal as refusal:
+        failures.append(refusal.found)
+        return None
+    if pinned and found.commit != revision:
+        raise Refusal(
+            found=f"{NAMES[hub]} answers commit {found.commit} for {revision} of {repository}",
+            needed="the commit that was asked for",
+            change=f"serving_model_revisions.{key}",
+        )
+    if not any(str(entry["path"]).endswith(".safetensors") for entry in found.files):
+        names = ", ".join(sorted(str(entry["path"]) for entry in found.files)[:5]) or "nothing that an engine reads"
+        raise Refusal(
+            found=f"{repository} on {NAMES[hub]} has no *.safetensors ({names})",
+            needed="a checkpoint in safetensors: GGUF is for llama.cpp and its kin, and pickles are code that runs",
+            change=f"`repositories` of {key} in serving_models",
+        )
+    parse_manifest(found.files)
+    return found
+
+
+def _commit_of(hub: str, repository: str, revision: str) -> str:
+    """What a branch names now, as the end of a sentence; nothing when the hub does not tell."""
+    if hub != "huggingface":
+        return ""
+    try:
+        return f"; now it is {read_hub(hub, repository, revision).commit}"
+    except Refusal:
+        return ""
+
+
+def _with_other_hubs(
+    key: str, hub: str, found: HubRevision, hubs: Mapping[str, str], others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The lock of a model of which other hubs have a copy: other bytes are refused now, not later by eight hosts."""
+    revisions = {hub: found.commit}
+    expected = {entry["path"]: (entry["size_bytes"], entry["sha256"]) for entry in found.files}
+    for other, named in others.items():
+        there = read_hub(other, hubs[other], named)
+        have = {entry["path"]: (entry["size_bytes"], entry["sha256"]) for entry in there.files}
+        wrong = sorted(path for path, content in expected.items() if have.get(path) != content)
+        if wrong:
+            raise Refusal(
+                found=f"{NAMES[other]} has other content or none for {len(wrong)} of {len(expected)} files of {key} "
+                f"({', '.join(wrong[:5])}) than {NAMES[hub]} at {found.commit}",
+                needed="the same bytes at every source",
+                change=f"serving_model_revisions.{key} with a commit for each hub, or take one of them out of "
+                f"serving_weight_sources.{key}",
+            )
+        revisions[other] = there.commit
+    return {"revision": found.commit, "files": [dict(entry) for entry in found.files], "hub_revisions": revisions}
 
 
 def _read(place: str) -> str:

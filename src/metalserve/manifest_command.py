@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metalserve.errors import MetalserveError
-from metalserve.remote.weights import WeightsError, make_manifest
+from metalserve.remote.weights_manifest import WeightsError, make_manifest
 
 
 def add_parser(subparsers: Any) -> None:

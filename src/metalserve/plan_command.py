@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from metalserve import catalogue
-from metalserve.errors import Refusal
+from metalserve.errors import DoesNotFit, Refusal
 from metalserve.planner import Plan, Wishes, make_plan, read_measured, read_wishes
 from metalserve.planner.inverse import smallest_gpus
 from metalserve.planner.resolve import PlannedModel, resolve
@@ -34,7 +34,7 @@ class BadInput:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self.failed = isinstance(error, Refusal)
+        self.failed = isinstance(error, Refusal) and not isinstance(error, DoesNotFit)
         if self.failed:
             sys.stderr.write(f"metalserve: {error}\n")
         return self.failed

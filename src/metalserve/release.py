@@ -14,6 +14,7 @@ from metalserve.engines.environment import check_line_value, engine_environment
 from metalserve.engines.info import EngineInfo
 from metalserve.engines.rendering import render_config
 from metalserve.errors import Refusal
+from metalserve.remote.release_list import diff_contents
 
 SCHEMA = 1
 MODELS_DIRECTORY = "/var/lib/metalserve/models"
@@ -226,10 +227,16 @@ def build_release(
         devices=cdi_devices(deployment, plan),
         models_dir=models_dir.rstrip("/"),
         config=engine_config(deployment, model, plan, engine_info),
-        environment=engine_environment(deployment, plan),
+        environment=engine_environment(deployment, plan) | key_file_variable(deployment),
         plan=json.loads(canonical_json(plan)),
         driver=driver,
     )
+
+
+def key_file_variable(deployment: Mapping[str, Any]) -> dict[str, str]:
+    """Where the host keeps the API key of a deployment: a path, so that the release holds no secret."""
+    path = deployment.get("api_key_file")
+    return {"METALSERVE_API_KEY_FILE": path} if path else {}
 
 
 def read_release(text: str) -> Release:
@@ -257,29 +264,6 @@ def read_release(text: str) -> Release:
     return release
 
 
-def _flat(value: object, path: str = "") -> dict[str, str]:
-    """Every leaf of a content under its dotted path, as JSON text."""
-    if isinstance(value, Mapping) and value:
-        return {
-            key: leaf
-            for name, item in value.items()
-            for key, leaf in _flat(item, f"{path}.{name}" if path else str(name)).items()
-        }
-    return {path: json.dumps(value, sort_keys=True, ensure_ascii=False)}
-
-
 def diff_releases(a: Release, b: Release) -> list[str]:
-    """What changes from release ``a`` to release ``b``, one line for each value; empty when they are the same.
-
-    A line is ``path: old -> new``, ``+ path: new`` or ``- path: old``, in alphabetic order of the paths.
-    """
-    old, new = _flat(a.content()), _flat(b.content())
-    lines = []
-    for path in sorted(old.keys() | new.keys()):
-        if path not in new:
-            lines.append(f"- {path}: {old[path]}")
-        elif path not in old:
-            lines.append(f"+ {path}: {new[path]}")
-        elif old[path] != new[path]:
-            lines.append(f"{path}: {old[path]} -> {new[path]}")
-    return lines
+    """What changes from release ``a`` to release ``b``, one line for each value; see ``diff_contents``."""
+    return diff_contents(a.content(), b.content())

@@ -1,4 +1,4 @@
-"""The image of the real engine, for the tests that ask it."""
+"""The images of the real engines, for the tests that ask them."""
 
 import os
 import subprocess
@@ -6,15 +6,14 @@ import subprocess
 import pytest
 
 
-@pytest.fixture(scope="session")
-def engine_image():
-    """The newest engine image of the lab, or METALSERVE_ENGINE_IMAGE; else a skip (a failure when it is required)."""
+def newest_image(repository, variable, command):
+    """The newest image of the lab, or the one that the variable names; else a skip (a failure when it is required)."""
     reason = None
-    image = os.environ.get("METALSERVE_ENGINE_IMAGE", "")
+    image = os.environ.get(variable, "")
     try:
         if not image:
             listing = subprocess.run(
-                ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "metalserve-lab/engine"],
+                ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository],
                 capture_output=True,
                 text=True,
                 check=True,
@@ -23,7 +22,7 @@ def engine_image():
             # Newest first.
             image = next(iter(listing.stdout.split()), "")
         if not image:
-            reason = "no engine image: run `make lab`, or set METALSERVE_ENGINE_IMAGE"
+            reason = f"no image {repository}: run `{command}`, or set {variable}"
     except (OSError, subprocess.SubprocessError) as error:
         reason = f"Docker does not answer ({error})"
     if reason and os.environ.get("METALSERVE_REQUIRE_ENGINE") == "1":
@@ -31,3 +30,13 @@ def engine_image():
     if reason:
         pytest.skip(reason)
     return image
+
+
+@pytest.fixture(scope="session")
+def engine_image():
+    return newest_image("metalserve-lab/engine", "METALSERVE_ENGINE_IMAGE", "make lab")
+
+
+@pytest.fixture(scope="session")
+def sglang_image():
+    return newest_image("metalserve-lab/sglang", "METALSERVE_SGLANG_IMAGE", "make built-sglang")

@@ -1,6 +1,6 @@
 """What a user would look at on a host; runs under Molecule and by plain pytest.
 
-By hand: pytest tests/testinfra --hosts=ansible://serving_hosts --ansible-inventory=inventories/lab
+By hand: pytest tests/testinfra/default --hosts=ansible://serving_hosts --ansible-inventory=inventories/lab
 """
 
 import json
@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
+# The life of releases has a scenario of its own (molecule/engines).
+collect_ignore = ["engines"]
 
 
 class Playbook:
@@ -54,7 +56,7 @@ def run_playbook(inventory):
         if extra:
             argv += ["-e", json.dumps(extra)]
         process = subprocess.run(
-            [*argv, *options], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=600
+            [*argv, *options], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=1800
         )
         return Playbook(process)
 
@@ -92,6 +94,10 @@ def endpoint(host):
         assert time.monotonic() < deadline, "the endpoint did not become ready"
         time.sleep(2)
     return curl
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "restarts_the_host: containers are other ones afterwards")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -19,8 +18,6 @@ from metalserve.deployments import (
     DEFAULTS,
     REQUIRED,
     Inputs,
-    check_driver,
-    check_engine_driver,
     check_ports,
     engine_for,
     gate_endpoints,
@@ -30,7 +27,6 @@ from metalserve.deployments import (
     serving_releases,
     weight_sources,
 )
-from metalserve.engines.info import engine_info
 from metalserve.errors import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -279,44 +275,6 @@ def test_gpus_on_a_host_without_any():
 # ---- drivers ----
 
 
-@pytest.mark.parametrize("state", ["none", "nouveau", "not_loaded", "mismatch"])
-def test_a_driver_that_does_not_work(state):
-    refusal = refusal_of(check_driver, {"driver": {"state": state, "loaded": "580.95.05", "userland": "575.57.08"}})
-    assert refusal.found == (
-        f"GPUs on the PCI bus and a driver in state '{state}' (loaded 580.95.05, userland 575.57.08)"
-    )
-    assert refusal.needed == "a loaded NVIDIA driver that fits its userland"
-    assert refusal.change.startswith("install or reload the driver (580 or newer")
-
-
-def test_a_host_without_any_driver():
-    assert refusal_of(check_driver, {"driver": {"state": "none"}}).found.endswith("state 'none' (no version found)")
-
-
-@pytest.mark.parametrize("toolkit", [None, {"version": None}])
-def test_a_working_driver_without_the_container_toolkit(toolkit):
-    refusal = refusal_of(check_driver, {"driver": {"state": "ok"}, "container_toolkit": toolkit})
-    assert refusal.found == "GPUs with a working driver and no NVIDIA container toolkit"
-    assert "nvidia-ctk" in refusal.needed
-    assert refusal.change == "install nvidia-container-toolkit 1.17.8 or newer and run `nvidia-ctk cdi generate`"
-
-
-def test_a_driver_that_works():
-    check_driver({"driver": {"state": "ok", "loaded": "580.95.05"}, "container_toolkit": {"version": "1.18.0"}})
-
-
-def test_a_driver_that_is_older_than_the_image():
-    refusal = refusal_of(check_engine_driver, engine_info("vllm"), {"driver": {"loaded": "575.57.08"}})
-    assert refusal.found == f"driver 575.57.08 under {IMAGE}, which carries CUDA 13.0"
-    assert refusal.needed == "driver branch 580 or newer"
-    assert refusal.change == "the host's driver, or an older engine with engine_version of the deployment"
-
-
-@pytest.mark.parametrize("loaded", ["580.95.05", "590.10", None])
-def test_a_driver_that_is_new_enough_or_unknown(loaded):
-    check_engine_driver(engine_info("vllm"), {"driver": {"loaded": loaded}})
-
-
 def test_both_are_asked_before_anything_is_planned():
     broken = {**H800, "driver": {"state": "mismatch"}}
     assert "state 'mismatch'" in refusal_of(one, facts=broken).found
@@ -525,7 +483,7 @@ def test_a_release_on_eight_h800():
     release = one()
     assert_plain(release)
     assert re.fullmatch(r"[0-9a-f]{12}", release["release_id"])
-    assert sorted(release["files"]) == ["engine.yaml", "release.env", "release.json"]
+    assert sorted(release["files"]) == ["endpoint.json", "engine.yaml", "release.env", "release.json"]
     assert json.loads(release["files"]["release.json"])["id"] == release["release_id"]
     assert release["command"] == ["vllm", "serve", "--config", "/release/engine.yaml"]
     assert release["image"] == {"reference": IMAGE, "digest": DIGEST, "compressed_bytes": 9_000_000_000}
@@ -533,6 +491,7 @@ def test_a_release_on_eight_h800():
         "key": MODEL,
         "revision": "0123abcd",
         "files": FILES,
+        "weight_format": "fp8",
         "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/0123abcd"],
     }
     assert (release["deployment"], release["engine"], release["engine_version"]) == ("qwen", "vllm", "0.33.0")
@@ -652,9 +611,8 @@ def test_the_id_does_not_change_with_the_places_of_the_weights():
 def test_the_id_does_not_change_with_the_words_of_the_plan(monkeypatch):
     before, make_plan = one(), deployments.make_plan
 
-    def reworded(*arguments):
-        plan = {**make_plan(*arguments).as_dict(), "reasons": {"gpus_used": "because"}}
-        return SimpleNamespace(as_dict=lambda: plan)
+    def reworded(*arguments, **options):
+        return replace(make_plan(*arguments, **options), reasons={"gpus_used": "because"})
 
     monkeypatch.setattr(deployments, "make_plan", reworded)
     after = one()
@@ -667,7 +625,7 @@ def test_the_id_changes_with_what_the_plan_decides(monkeypatch):
     monkeypatch.setattr(
         deployments,
         "make_plan",
-        lambda *arguments: SimpleNamespace(as_dict=lambda: {**make_plan(*arguments).as_dict(), "max_num_seqs": 7}),
+        lambda *arguments, **options: replace(make_plan(*arguments, **options), max_num_seqs=7),
     )
     assert one()["release_id"] != before["release_id"]
 
@@ -739,7 +697,7 @@ def test_what_has_to_be_locked_is_asked_for_once():
             {
                 "key": MODEL,
                 "revision": catalogue.model(MODEL).revision,
-                "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/{revision}"],
+                "sources": ["huggingface:Qwen/Qwen3.6-35B-A3B-FP8"],
             }
         ],
     }
@@ -762,3 +720,49 @@ def test_the_lab_asks_for_its_own_image_and_mirror():
 def test_lock_requests_refuse_what_the_plan_would_refuse():
     assert refusal_of(lock_requests, [{**QWEN, "engine": "vlm"}], INPUTS).found.startswith("engine 'vlm'")
     assert "not in the catalogue" in refusal_of(lock_requests, [{**QWEN, "model": "gpt-5"}], INPUTS).found
+
+
+# ---- API keys ----
+
+
+def test_a_key_file_is_another_release_and_no_secret():
+    plain, keyed = one(), one(api_key_file="/etc/keys/qwen")
+    assert plain["release_id"] != keyed["release_id"]
+    assert "METALSERVE_API_KEY_FILE=/etc/keys/qwen\n" in keyed["files"]["release.env"]
+    assert json.loads(keyed["files"]["endpoint.json"])["api_key_file"] == "/etc/keys/qwen"
+    assert "api_key_file" not in plain["files"]["release.env"]
+    (endpoint,) = gate_endpoints([keyed], None)
+    assert endpoint["api_key_file"] == "/etc/keys/qwen"
+    (endpoint,) = gate_endpoints([plain], None)
+    assert "api_key_file" not in endpoint
+
+
+@pytest.mark.parametrize("path", ["keys/qwen", "/etc/my keys/qwen"])
+def test_a_key_file_without_an_absolute_path(path):
+    refusal = refusal_of(one, api_key_file=path)
+    assert refusal.found == f"api_key_file {path!r} of the deployment qwen"
+    assert "an absolute path on the host" in refusal.needed
+    assert "`api_key_file` of qwen" in refusal.change
+
+
+def test_a_key_file_for_an_engine_that_takes_it_on_its_command_line():
+    refusal = refusal_of(one, engine="sglang", api_key_file="/etc/keys/qwen")
+    assert "with sglang, which takes its key on the command line only" in refusal.found
+
+
+def test_a_release_can_be_proven_without_its_inventory():
+    """Going back to it must not need the inventory that asked for it."""
+    release = one(served_names=["a", "b"])
+    endpoint = json.loads(release["files"]["endpoint.json"])
+    assert endpoint == {
+        "engine": "vllm",
+        "unit": "vllm@qwen.service",
+        "url": release["url"],
+        "ready_route": "/health",
+        "metrics_route": "/metrics",
+        "model": "a",
+        "served_names": ["b"],
+        "thinking": release["thinking"],
+        "weights_bytes": sum(entry["size_bytes"] for entry in FILES),
+        "api_key_file": None,
+    }

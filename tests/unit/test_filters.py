@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from metalserve import catalogue, deployments, planner
+from metalserve import catalogue, deployments, driver, planner
+from metalserve.verdict import host as verdict_host
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen3.6-35b-a3b-fp8"
@@ -39,6 +40,7 @@ VARIABLES = {
     "own_models": OWN,
     "releases": RELEASES,
     "items": [QWEN, {**QWEN, "name": "other", "engine": "sglang"}],
+    "lock": INPUTS.lock,
     "sources": {MODEL: ["http://mirror/{key}/{revision}"]},
     "pins": {"vllm": {"version": "0.32.0", "image": "registry:5000/vllm:0.32.0"}},
 }
@@ -66,7 +68,7 @@ ANSWERS = {
             {
                 "key": MODEL,
                 "revision": catalogue.model(MODEL).revision,
-                "sources": ["https://huggingface.co/Qwen/Qwen3.6-35B-A3B-FP8/resolve/{revision}"],
+                "sources": ["huggingface:Qwen/Qwen3.6-35B-A3B-FP8"],
             }
         ],
     },
@@ -80,6 +82,12 @@ ANSWERS = {
             }
         ],
     },
+    "facts | driver_action('580.178.04', reboot_allowed=true)": driver.driver_action(
+        HOST, "580.178.04", reboot_allowed=True
+    ),
+    "facts | compatibility_verdict(items[:1], lock=lock, options={'toolkit': {'manage': false}})": (
+        verdict_host.compatibility_verdict(HOST, [QWEN], inputs=INPUTS, options={"toolkit": {"manage": False}})
+    ),
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
@@ -94,6 +102,14 @@ REFUSALS = {
     ),
     f"'{MODEL}' | serving_plan(facts, engine='tgi')": (
         "engine 'tgi'. Needed: vllm or sglang. Change: set `engine` to one of them."
+    ),
+    "facts | driver_action('580')": (
+        "driver version '580'. Needed: a complete version, such as 580.178.04, so that every host and every package "
+        "gets the same. Change: nvidia_driver_version."
+    ),
+    "facts | compatibility_verdict(options={'drivers': {}})": (
+        "the option drivers of a verdict. Needed: one of driver, toolkit, docker, expected, accept, "
+        "weights_reserve_bytes. Change: the options of compatibility_verdict."
     ),
     "[{'name': 'qwen', 'engine': 'vlm', 'model': 'm', 'port': 1}] | lock_requests": (
         "engine 'vlm' of the deployment qwen. Needed: one of vllm, sglang. "

@@ -41,6 +41,8 @@ class Registry:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.manifests: dict[tuple[str, str], tuple[str, bytes]] = {}
         self.files: dict[str, bytes] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.config = b"config"
         self.requests: list[str] = []
         self.tells_digest = True
         self.needs_token = False
@@ -65,7 +67,7 @@ class Registry:
     def push_image(self, repository: str, tag: str | None, *layer_bytes: int, oci: bool = False) -> str:
         layers = [{"digest": digest_of(bytes([size % 256])), "size": size} for size in layer_bytes]
         media_type = MANIFEST_OCI if oci else MANIFEST_V2
-        content = {"schemaVersion": 2, "config": {"digest": digest_of(b"config"), "size": 10}, "layers": layers}
+        content = {"schemaVersion": 2, "config": {"digest": digest_of(self.config), "size": 10}, "layers": layers}
         # OCI leaves the field out as often as not.
         return self.push(repository, tag, media_type, content if oci else {**content, "mediaType": media_type})
 
@@ -96,6 +98,8 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
             elif registry.needs_token and self.headers.get("Authorization") != "Bearer secret":
                 realm = f'Bearer realm="https://{registry.host}/token",service="test"'
                 self.answer(401, {"WWW-Authenticate": realm}, b"")
+            elif "/blobs/" in path and path.rsplit("/", 1)[1] in registry.blobs:
+                self.answer(200, {}, registry.blobs[path.rsplit("/", 1)[1]])
             else:
                 self.manifest(path)
 
@@ -204,6 +208,22 @@ ATTESTATION = {"os": "unknown", "architecture": "unknown"}
 def test_an_image_of_many_platforms_is_locked_as_a_whole_and_sized_for_one(registry, told):
     digest = push_index(registry, ARM, AMD, ATTESTATION, **told)
     assert lock(registry, "vllm:1") == {"digest": digest, "compressed_bytes": 2000}
+
+
+@pytest.mark.parametrize(
+    ("config", "cuda"),
+    [
+        (b'{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=13.0.2", "NVIDIA_REQUIRE_CUDA=cuda>=13.0"]}}', "13.0.2"),
+        (b'{"config": {"Env": ["PATH=/bin"]}}', None),
+        (b'{"config": {"Env": null}}', None),
+        (b"no json", None),
+    ],
+)
+def test_the_cuda_that_an_image_says_it_has_is_locked_with_it(registry, config, cuda):
+    registry.config = config
+    registry.blobs[digest_of(config)] = config
+    registry.push_image("vllm", "1", 1000)
+    assert lock(registry, "vllm:1").get("cuda") == cuda
 
 
 def test_an_index_entry_without_a_platform_is_passed_over(registry):
@@ -493,3 +513,19 @@ def test_an_empty_lock_file_is_filled(module, wanted, text):
     Path(wanted["path"]).parent.mkdir(parents=True)
     Path(wanted["path"]).write_text(text)
     assert sorted(module(wanted)["lock"]["models"]) == ["tiny"]
+
+
+def test_a_branch_that_is_allowed_stays_at_the_commit_of_its_lock(module, wanted):
+    module(wanted)
+    assert module({**wanted, "revisions": {"tiny": "main"}, "unpinned": ["tiny"]})["changed"] is False
+
+
+def test_a_revision_by_hub_locks_again_when_one_of_them_moves(module, wanted):
+    revisions = {"huggingface": "a" * 40, "modelscope": "b" * 40}
+    hubs = ["huggingface:Org/Tiny", "modelscope:Org/Tiny"]
+    asked = {**wanted, "models": [request(*hubs)], "revisions": {"tiny": revisions}}
+    first = module(asked)
+    assert first["lock"]["models"]["tiny"] == {"revision": "a" * 40, "files": FILES, "hub_revisions": revisions}
+    assert module(asked)["changed"] is False
+    moved = module({**asked, "revisions": {"tiny": {**revisions, "modelscope": "c" * 40}}})
+    assert moved["lock"]["models"]["tiny"]["hub_revisions"]["modelscope"] == "c" * 40

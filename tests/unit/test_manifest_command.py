@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from metalserve.cli import main
-from metalserve.remote.weights import ensure_model, parse_manifest
+from metalserve.remote.weights import ensure_model
+from metalserve.remote.weights_manifest import parse_manifest
 
 FILES = {"config.json": b"{}\n", "sub/model.safetensors": bytes(range(256)) * 40}
 

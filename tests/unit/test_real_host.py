@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from metalserve.deployments import check_driver
 from metalserve.errors import Refusal
 from metalserve.planner import make_plan
+from metalserve.verdict.now import require_software
 
 FACTS = json.loads((Path(__file__).parent / "fixtures" / "h200_x1_host_facts.json").read_text(encoding="utf-8"))
 # What cudaMemGetInfo says on that machine.
@@ -28,4 +28,4 @@ def test_a_plan_follows_from_the_real_facts():
 
 def test_a_host_without_the_container_toolkit_is_refused():
     with pytest.raises(Refusal, match="no NVIDIA container toolkit"):
-        check_driver(FACTS)
+        require_software(FACTS)

@@ -50,12 +50,36 @@ options:
     description: Checks to run. An empty list runs all.
     type: list
     elements: str
-    choices: [models, chat, stream, tool_forced, tool_auto, json_schema, unknown_model, burst]
+    choices:
+      - models
+      - chat
+      - stream
+      - tool_forced
+      - tool_auto
+      - json_schema
+      - unknown_model
+      - usage
+      - unicode
+      - tools_parallel
+      - reasoning
+      - long_prompt
+      - key
+      - routes
+      - burst
     default: []
   burst_size:
     description: Concurrent requests of the burst.
     type: int
     default: 16
+  hidden_routes:
+    description: Routes that must not answer without a key, asked with GET. An empty list takes those of the engine.
+    type: list
+    elements: str
+    default: []
+  long_prompt_tokens:
+    description: The longest prompt that is asked, in tokens. The context length where that is shorter.
+    type: int
+    default: 32768
   timeout_seconds:
     description: Limit of the whole gate, in seconds. A check that has not run by then fails.
     type: float
@@ -147,6 +171,7 @@ msg:
 
 import datetime
 import json
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.metalserve_remote import gate, gate_record, http_client
@@ -164,6 +189,8 @@ def argument_spec() -> dict:
         "max_tokens": {"type": "int"},
         "checks": {"type": "list", "elements": "str", "choices": list(gate.CHECK_NAMES), "default": []},
         "burst_size": {"type": "int", "default": gate.DEFAULT_BURST_SIZE},
+        "hidden_routes": {"type": "list", "elements": "str", "default": []},
+        "long_prompt_tokens": {"type": "int", "default": gate.DEFAULT_LONG_PROMPT_TOKENS},
         "timeout_seconds": {"type": "float", "default": gate.DEFAULT_TIMEOUT_SECONDS},
         "request_timeout_seconds": {"type": "float", "default": gate.DEFAULT_REQUEST_TIMEOUT_SECONDS},
         # The path is no secret, what it holds is.
@@ -177,7 +204,7 @@ def argument_spec() -> dict:
 def run(module: AnsibleModule) -> None:
     """Run the gate, keep its result, and end the module."""
     params = module.params
-    for name in ("burst_size", "timeout_seconds", "request_timeout_seconds", "max_tokens"):
+    for name in ("burst_size", "long_prompt_tokens", "timeout_seconds", "request_timeout_seconds", "max_tokens"):
         if params[name] is not None and params[name] <= 0:
             module.fail_json(msg=f"{name} is {params[name]:g}. Needed: more than 0. Change: {name}.")
     try:
@@ -211,6 +238,8 @@ def run(module: AnsibleModule) -> None:
         chat_template_kwargs=params["chat_template_kwargs"],
         max_tokens=params["max_tokens"],
         burst_size=params["burst_size"],
+        hidden_routes=params["hidden_routes"],
+        long_prompt_tokens=params["long_prompt_tokens"],
     )
     answer = {
         "changed": False,
@@ -237,17 +266,15 @@ def keep(module: AnsibleModule, result: gate.GateResult) -> dict:
         module.params["release_id"],
         datetime.datetime.now(datetime.timezone.utc),  # noqa: UP017 - datetime.UTC is newer than Python 3.9
     )
-    before, after = (gate_record.outcome(each) for each in (gate_record.read_record(path), record))
+    try:
+        before, after = gate_record.keep_record(Path(path), record, dry_run=module.check_mode)
+    except OSError as error:
+        module.fail_json(
+            msg=f"The result cannot be written to {path}: {error.strerror}. Needed: a folder that exists and "
+            f"can be written. Change: result_path. {result.verdict()}",
+        )
     if before == after:
         return {"changed": False}
-    if not module.check_mode:
-        try:
-            gate_record.write_record(path, record)
-        except OSError as error:
-            module.fail_json(
-                msg=f"The result cannot be written to {path}: {error.strerror}. Needed: a folder that exists and "
-                f"can be written. Change: result_path. {result.verdict()}",
-            )
     texts = [json.dumps(each, indent=2, sort_keys=True) + "\n" if each else "" for each in (before, after)]
     return {
         "changed": True,

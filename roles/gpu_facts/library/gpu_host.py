@@ -22,6 +22,9 @@ options:
     type: list
     elements: str
     default: [/]
+  models_dir:
+    description: Absolute path where models live. What is there of them is told.
+    type: str
   probe_timeout_seconds:
     description: Seconds each question may take. All are asked at the same time.
     type: float
@@ -77,11 +80,22 @@ ansible_facts:
       contains:
         schema: {description: Version of this structure., type: int, sample: 1}
         kernel: {description: Release of the running kernel., type: str, sample: 6.1.0-32-amd64}
+        kernel_headers: {description: Whether modules can be built for the running kernel., type: bool}
+        boot_id: {description: "This boot's id, a new one after each boot.", type: str}
         architecture: {description: Machine architecture., type: str, sample: x86_64}
+        os: {description: "id, version_id and like (a list that begins with the id) of /etc/os-release.", type: dict}
+        virtualization: {description: "none on bare metal, else the word of systemd-detect-virt.", type: str}
+        systemd: {description: Release of systemd., type: int, sample: 257}
+        services:
+          description: "State of NVIDIA's services: active, inactive, failed or missing; null where systemd is silent."
+          type: dict
         cpu: {description: "model, sockets, cores, threads, instruction_sets.", type: dict}
         memory: {description: "total_bytes, available_bytes, numa_nodes (node, total_bytes).", type: dict}
         disks: {description: "For each path asked: path, mount, total_bytes, free_bytes.", type: list}
         secure_boot: {description: Whether Secure Boot is on., type: bool}
+        mok_enrolled:
+          description: Whether the firmware trusts the key with which DKMS signs. False without a key.
+          type: bool
         nouveau_bound: {description: Whether nouveau drives an NVIDIA GPU., type: bool}
         driver:
           description:
@@ -89,8 +103,10 @@ ansible_facts:
             - >-
               loaded, on_disk (for the running kernel), userland, fabric_manager are versions; on_disk_newest_kernel is
               null or the kernel and module version of a newer kernel that the next boot may pick; flavour is open or
-              proprietary; cuda is the CUDA level of the driver; holders are the processes (pid, process, deployment)
-              that have an NVIDIA device open.
+              proprietary, of the loaded module if there is one; flavour_on_disk and signer are of the module on disk;
+              dkms lists kernel, module (name and version) and state (installed, built, added); cuda is the
+              CUDA level of the driver; holders are the processes (pid, process, deployment) that have an NVIDIA device
+              open.
           type: dict
         nvswitch_count: {description: NVSwitches on the PCI bus., type: int}
         gpus:
@@ -99,17 +115,32 @@ ansible_facts:
               index, uuid, pci_address, pci_id, name, memory_total_bytes, memory_reserved_bytes, memory_usable_bytes
               (total less reserved: what CUDA reports), memory_used_bytes (without the reserve), compute_capability,
               mig_enabled, ecc_enabled, remapped_rows, nvlink_active, numa_node, pcie_width, pcie_max_width,
-              fabric_state, recovery_action, pci_driver, source.
+              pcie_generation (an idle GPU lowers it), pcie_max_generation, persistence, compute_mode,
+              throttle_reasons, sram_uncorrectable (over the GPU's life), sram_threshold_exceeded, fabric_state,
+              recovery_action, pci_driver, source.
             - source is pci for a GPU that only the PCI bus knows. Its index is null when the driver knows other GPUs.
           type: list
         links:
           description: How each GPU of the driver reaches each other one, as in C(nvidia-smi topo -m).
           type: list
           sample: [[X, NV18], [NV18, X]]
+        acs_redirect:
+          description: PCI addresses of the bridges above GPUs whose ACS sends traffic between GPUs to the processor.
+          type: list
+        iommu: {description: "off, pt (direct) or on (translated).", type: str}
         xid_errors: {description: "GPU errors since boot: code, pci_address, message (the latest), count.", type: list}
         sxid_errors: {description: "NVSwitch errors since boot, in the same form.", type: list}
-        docker: {description: "version and api of the daemon, cdi, running.", type: dict}
+        models:
+          description: "Revisions under O(models_dir): key, revision, published, size_bytes."
+          type: list
+        docker:
+          description: "version and api of the daemon, cdi, running, images (repository@digest)."
+          type: dict
         container_toolkit: {description: version., type: dict}
+        cdi:
+          description:
+            - "specs: path, driver_version (null where it names none) and devices of each NVIDIA specification."
+          type: dict
         listening: {description: "TCP listeners: address, port, pid, process, deployment.", type: list}
         probe_errors: {description: "What could not be read and why: probe, error.", type: list}
 """
@@ -125,6 +156,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "disk_paths": {"type": "list", "elements": "str", "default": ["/"]},
+            "models_dir": {"type": "str"},
             "probe_timeout_seconds": {"type": "float", "default": 10},
             "nvml_timeout_seconds": {"type": "float", "default": 30},
             "root": {"type": "path", "default": "/"},
@@ -134,16 +166,20 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    relative = [path for path in module.params["disk_paths"] if not path.startswith("/")]
-    if relative:
-        module.fail_json(
-            msg=f"disk_paths contains {', '.join(map(repr, relative))}. Needed: absolute paths. "
-            "Change: gpu_facts_disk_paths."
-        )
-    packed = module.params["pynvml"]
+    models_dir = module.params["models_dir"]
+    for name, paths in (("disk_paths", module.params["disk_paths"]), ("models_dir", [models_dir or "/"])):
+        relative = [path for path in paths if not path.startswith("/")]
+        if relative:
+            module.fail_json(
+                msg=f"{name} contains {', '.join(map(repr, relative))}. Needed: absolute paths. "
+                f"Change: gpu_facts_{name}."
+            )
+    # The NVML library of this machine does not answer for a host that is only a tree of files.
+    packed = module.params["pynvml"] if module.params["root"] == "/" else None
     facts = collect(
         module.params["root"],
         module.params["disk_paths"],
+        models_dir=models_dir,
         device_root=module.params["device_root"],
         nvml=partial(load_pynvml, packed) if packed else None,
         limit_seconds=module.params["probe_timeout_seconds"],

@@ -26,9 +26,14 @@ options:
     elements: dict
     default: []
   revisions:
-    description: Revision to serve, by model.
+    description: Revision to serve, by model; where hubs differ, a mapping from the hub to its revision.
     type: dict
     default: {}
+  unpinned:
+    description: Models for which a branch of Hugging Face may be named; it is locked to the commit that it is now.
+    type: list
+    elements: str
+    default: []
   manifests:
     description: Manifest file or URL, by model.
     type: dict
@@ -66,6 +71,7 @@ import yaml
 from ansible.module_utils.basic import AnsibleModule
 
 from metalserve.errors import MetalserveError
+from metalserve.hubs import COMMIT
 from metalserve.lock import lock_image, lock_model
 
 HEADER = (
@@ -79,6 +85,16 @@ def read(path: Path) -> dict[str, Any]:
     return {"images": dict(lock.get("images") or {}), "models": dict(lock.get("models") or {})}
 
 
+def is_stale(locked: dict[str, Any], revision: Any, unpinned: bool) -> bool:
+    """Whether another revision is asked for than the locked one; a branch stays at the commit that it was locked to."""
+    if revision is None or (unpinned and not isinstance(revision, dict) and not COMMIT.fullmatch(str(revision))):
+        return False
+    if isinstance(revision, dict):
+        known = locked.get("hub_revisions") or {}
+        return any(known.get(hub) != str(wanted) for hub, wanted in revision.items())
+    return bool(locked.get("revision") != str(revision))
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -87,6 +103,7 @@ def main() -> None:
             "models": {"type": "list", "elements": "dict", "default": []},
             "revisions": {"type": "dict", "default": {}},
             "manifests": {"type": "dict", "default": {}},
+            "unpinned": {"type": "list", "elements": "str", "default": []},
             "insecure_registries": {"type": "list", "elements": "str", "default": []},
             "refresh": {"type": "bool", "default": False},
         },
@@ -102,11 +119,9 @@ def main() -> None:
         for request in wanted["models"]:
             key = request["key"]
             revision = wanted["revisions"].get(key)
-            stale = revision is not None and lock["models"].get(key, {}).get("revision") != str(revision)
-            if wanted["refresh"] or stale or key not in lock["models"]:
-                lock["models"][key] = lock_model(
-                    request, None if revision is None else str(revision), wanted["manifests"].get(key)
-                )
+            unpinned = key in wanted["unpinned"]
+            if wanted["refresh"] or key not in lock["models"] or is_stale(lock["models"][key], revision, unpinned):
+                lock["models"][key] = lock_model(request, revision, wanted["manifests"].get(key), unpinned=unpinned)
         text = HEADER + yaml.safe_dump({"serving_lock": lock}, sort_keys=True, allow_unicode=True, width=120)
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if text != before and not module.check_mode:

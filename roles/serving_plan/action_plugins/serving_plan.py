@@ -4,32 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
-from metalserve.deployments import Inputs, serving_releases
+from metalserve.deployments import Inputs, normalize, serving_releases
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no types
-    """Never touches the host: its facts are an argument."""
+    """Plans from facts that are an argument. On the host it only reads what earlier starts left."""
 
     _supports_check_mode = True
-    _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Plan, and leave the releases as a fact."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         given = plain(self._task.args)
         try:
+            deployments = given.get("deployments") or []
+            kept = self._kept(normalize(deployments), given, task_vars)
             inputs = Inputs(
                 models=given.get("models") or {},
                 engines=given.get("engines") or {},
                 lock=given.get("lock") or {},
                 weight_sources=given.get("weight_sources") or {},
                 models_dir=given["models_dir"],
+                kept=kept,
+                relearn=boolean(given.get("relearn", False)),
             )
-            releases = serving_releases(given.get("deployments") or [], given["facts"], inputs)
+            releases = serving_releases(deployments, given["facts"], inputs)
         except MetalserveError as refusal:
             return {**result, "failed": True, "msg": str(refusal)}
         return {**result, "changed": False, "ansible_facts": {"serving_plan_releases": releases}}
+
+    def _kept(
+        self, deployments: list[dict[str, Any]], given: dict[str, Any], task_vars: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """What the host keeps of the starts of engines that measure their memory: vLLM on GPUs."""
+        names = [item["name"] for item in deployments if item["engine"] == "vllm"]
+        if not names or not given["facts"].get("gpus"):
+            return {}
+        answer = self._execute_module(
+            module_name="serving_starts",
+            module_args={"root": given.get("root") or "/etc/metalserve", "deployments": names},
+            task_vars=task_vars,
+        )
+        if answer.get("failed"):
+            raise MetalserveError(f"What earlier starts left could not be read: {answer.get('msg')}")
+        found: dict[str, Any] = plain(answer["deployments"])
+        return found

@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: serving_plan
 short_description: Turn deployments and host facts into releases, or refuse
 description:
-  - Runs on the controller and never touches the host.
+  - Runs on the controller. On a host with GPUs it reads what earlier starts measured; nothing is changed there.
   - Sizes every deployment, renders its engine's configuration and names its release by a hash of what runs.
 options:
   deployments:
@@ -40,6 +40,16 @@ options:
     description: Where models live on the host.
     type: path
     required: true
+  root:
+    description: Where deployments keep their releases on the host.
+    type: path
+    default: /etc/metalserve
+  relearn:
+    description:
+      - Plan by what earlier starts measured even where that restarts an engine.
+      - Without it a release that is still wanted stays, and a measurement counts when the release changes anyway.
+    type: bool
+    default: false
 author: [metalserve]
 """
 

@@ -19,8 +19,8 @@ class EngineInfo:
     """One engine at one version.
 
     ``drain_seconds`` is the time given to running requests after SIGTERM (None: no limit of the engine's own).
-    ``driver_branch`` runs the image as it is, ``minor_compatibility_branch`` through CUDA minor-version
-    compatibility. ``arguments`` holds the placeholders ``{config}`` and ``{model}``: paths in the container.
+    ``image_cuda`` is the CUDA of the image at that version. ``arguments`` holds the placeholders ``{config}`` and
+    ``{model}``: paths in the container.
     """
 
     engine: str
@@ -36,8 +36,6 @@ class EngineInfo:
     metrics_route: str
     drain_seconds: int | None
     image_cuda: str
-    driver_branch: int
-    minor_compatibility_branch: int
     sources: tuple[str, ...]
 
 
@@ -86,14 +84,19 @@ def engine_info(engine: str, version: str | None = None, image: str | None = Non
         arguments=tuple(entry["arguments"]),
         default_port=entry["default_port"],
         health_route=entry["health_route"],
-        ready_route=entry["ready_route"],
+        ready_route=_ready_route(entry, chosen),
         metrics_route=entry["metrics_route"],
         drain_seconds=entry["drain_seconds"],
         image_cuda=built["cuda"],
-        driver_branch=built["driver_branch"],
-        minor_compatibility_branch=built["minor_compatibility_branch"],
         sources=tuple(entry["sources"]),
     )
+
+
+def _ready_route(entry: Mapping[str, Any], version: str) -> str:
+    """The readiness route; versions before the one that brought it are asked for their health."""
+    before = entry.get("ready_route_before")
+    old = before is not None and version_key(version) < version_key(before["version"])
+    return str(before["route"] if before is not None and old else entry["ready_route"])
 
 
 def engine_of(deployment: Mapping[str, Any]) -> EngineInfo:

@@ -8,9 +8,11 @@ from typing import Any
 from metalserve.engines.catalogue_entry import parsers_of
 from metalserve.engines.flags import FlagTable
 from metalserve.errors import Refusal
+from metalserve.planner.sglang_options import SglangOptions, read_options
 
 # vLLM's name of an 8-bit KV cache is no choice of SGLang's.
 _KV_CACHE_DTYPE = {"fp8": "fp8_e4m3"}
+_JSON_PARSERS = ("qwen", "qwen25")
 
 
 def _served_name(deployment: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -31,11 +33,32 @@ def _served_name(deployment: Mapping[str, Any], model: Mapping[str, Any]) -> str
     return str(names[0])
 
 
+def _check_tool_parser(deployment: Mapping[str, Any], model: Mapping[str, Any], tool: str | None) -> None:
+    """Refuse the JSON parser of Qwen2.5 and Qwen3 for a model that writes its calls in another form.
+
+    SGLang has the parser `qwen` and starts; tool calls then come back as plain text, without an error.
+    """
+    own = deployment.get("engine_args") or {}
+    asked = own.get("tool-call-parser", own.get("tool_call_parser"))
+    if asked in _JSON_PARSERS and tool not in (None, *_JSON_PARSERS):
+        raise Refusal(
+            found=f"tool-call-parser {asked} for {model['key']}: it reads the JSON form of Qwen2.5 and Qwen3",
+            needed=f"{tool}, the parser of the form that this model writes; with the other, calls come back as text",
+            change="remove engine_args.tool-call-parser of the deployment, the catalogue names the parser",
+        )
+
+
 def _cpu_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
     if plan["device"] != "cpu":
         return {}
-    # The default CPU backend wants Intel AMX; torch_native runs everywhere, without the overlap scheduler.
-    return {"device": "cpu", "attention-backend": "torch_native", "disable-overlap-schedule": True}
+    # The default CPU backend wants Intel AMX; torch_native runs everywhere, without the overlap scheduler. The pool is
+    # given in tokens, because what is free on the host at the start is no measure.
+    return {
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "disable-overlap-schedule": True,
+        "max-total-tokens": plan["kv_cache_tokens"],
+    }
 
 
 def _speculative_settings(draft_tokens: int) -> dict[str, Any]:
@@ -50,13 +73,50 @@ def _speculative_settings(draft_tokens: int) -> dict[str, Any]:
     }
 
 
+def _eager_settings(table: FlagTable) -> dict[str, Any]:
+    """No CUDA graphs; 0.5.23 has a backend for each phase, 0.5.10 two switches."""
+    if table.find("cuda-graph-backend-decode"):
+        return {"cuda-graph-backend-decode": "disabled", "cuda-graph-backend-prefill": "disabled"}
+    return {"disable-cuda-graph": True, "disable-piecewise-cuda-graph": True}
+
+
+def _option_settings(options: SglangOptions, table: FlagTable) -> dict[str, Any]:
+    """The field `sglang` of the deployment in flags; `static_fraction` is in the plan already."""
+    settings: dict[str, Any] = {}
+    # Renamed after 0.5.10.
+    renamed = table.find("mamba-radix-cache-strategy")
+    strategy = "mamba-radix-cache-strategy" if renamed else "mamba-scheduler-strategy"
+    for flag, value in (
+        ("mamba-full-memory-ratio", options.state_memory_ratio),
+        ("mamba-ssm-dtype", options.state_dtype),
+        (strategy, options.radix_strategy),
+        ("schedule-policy", options.schedule_policy),
+        ("schedule-conservativeness", options.schedule_conservativeness),
+        ("max-queued-requests", options.max_queued_requests),
+        ("disaggregation-mode", options.disaggregation_mode),
+        ("disaggregation-transfer-backend", options.disaggregation_transfer),
+        ("disaggregation-bootstrap-port", options.disaggregation_bootstrap_port),
+    ):
+        if value is not None:
+            settings[flag] = value
+    if options.radix_strategy == "no_buffer":
+        # It supports neither the overlap scheduler nor larger pages, and SGLang stops instead of turning them off.
+        settings.update({"disable-overlap-schedule": True, "page-size": 1})
+    if options.priority_order:
+        settings["enable-priority-scheduling"] = True
+        if options.priority_order == "lower_first":
+            settings["schedule-low-priority-values-first"] = True
+    return settings
+
+
 def sglang_settings(
     deployment: Mapping[str, Any], model: Mapping[str, Any], plan: Mapping[str, Any], table: FlagTable
 ) -> dict[str, Any]:
     """Flags in SGLang's main spelling; every size comes from the plan.
 
     Raises:
-        Refusal: several served names or one with ``:``; a KV cache fixed in bytes, which SGLang cannot do.
+        Refusal: several served names or one with ``:``; a KV cache fixed in bytes, which SGLang cannot do; text_only
+            with a version that cannot leave the vision part out.
 
     """
     if plan.get("kv_cache_memory_bytes") is not None:
@@ -64,6 +124,12 @@ def sglang_settings(
             found=f"a KV cache fixed at {plan['kv_cache_memory_bytes']} bytes with SGLang {table.table_version}",
             needed="a share of memory; SGLang caps its pool in tokens (max-total-tokens), not in bytes",
             change="memory_share instead of kv_cache_memory_bytes, or engine_args.max-total-tokens",
+        )
+    if deployment.get("text_only") and not table.find("language-model-only"):
+        raise Refusal(
+            found=f"text_only with SGLang {table.table_version}",
+            needed="a version with the flag language-model-only, such as 0.5.23",
+            change="remove text_only of the deployment, or raise engine_version",
         )
     settings: dict[str, Any] = {
         "model-path": f"/models/{model['key']}",
@@ -90,11 +156,12 @@ def sglang_settings(
         if wanted:
             settings[flag] = True
     if plan.get("enforce_eager", deployment.get("eager")) or plan["device"] == "cpu":
-        settings["cuda-graph-backend-decode"] = "disabled"
-        settings["cuda-graph-backend-prefill"] = "disabled"
+        settings.update(_eager_settings(table))
     settings.update(_cpu_settings(plan))
     settings.update(_speculative_settings(deployment.get("speculative_tokens") or 0))
+    settings.update(_option_settings(read_options(deployment.get("sglang")), table))
     tool, reasoning = parsers_of(model, "sglang")
+    _check_tool_parser(deployment, model, tool)
     if reasoning:
         settings["reasoning-parser"] = reasoning
     if tool:

@@ -16,7 +16,7 @@ from metalserve import catalogue
 from metalserve.errors import Refusal
 from metalserve.planner.assign import assign_gpus
 from metalserve.planner.kv import Capacity, kv_capacity
-from metalserve.planner.learned import MeasuredStart, measured_start, read_measured
+from metalserve.planner.learned import MeasuredStart, expected_start, measured_start, read_measured
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes, read_wishes
 from metalserve.planner.resolve import PlannedModel, resolve
@@ -32,6 +32,7 @@ __all__ = [
     "PredictedBytes",
     "Wishes",
     "assign_gpus",
+    "expected_start",
     "gpu_memory_utilization",
     "kv_capacity",
     "make_plan",

@@ -13,13 +13,15 @@ from functools import lru_cache
 from math import lcm
 from typing import Any
 
-from metalserve.errors import Refusal
+from metalserve.errors import DoesNotFit, Refusal
 from metalserve.planner.shape import FULL, LINEAR, SLIDING, Shape, read_shape
 from metalserve.planner.units import ceil_div, gib
-from metalserve.planner.versions import NEWEST, VllmBehaviour, behaviour
+from metalserve.planner.versions import VllmBehaviour, behaviour, check_version
 from metalserve.planner.weights import pipeline_layers
 
-KV_BYTES = {"auto": 2, "bfloat16": 2, "fp8": 1}
+# Names of `--kv-cache-dtype`; fp8 is fp8_e4m3 there.
+KV_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+GDN_PREFILL_BACKENDS = ("triton", "flashinfer")
 DEFAULT_BLOCK_TOKENS = 16
 CPU_BLOCK_TOKENS = 128
 MLA_HYBRID_BLOCK_TOKENS = 128
@@ -202,9 +204,13 @@ def kv_capacity(
 
     `config` may also be a shape that was read before.
 
+    The tensor parallel size only has to be a number here; whether a model can be split so is said by
+    `tensor_parallel_problems`.
+
     Raises:
-        Refusal: the config cannot be read, another engine, an unknown KV dtype, or one request of
-            `max_model_len` tokens does not fit (it names the longest length that would).
+        DoesNotFit: one request of `max_model_len` tokens does not fit; names the longest length that would.
+        Refusal: the config cannot be read, another engine, a release older than is known, an unknown KV dtype or
+            prefill backend, or a number out of range.
     """
     if engine != "vllm":
         raise Refusal(
@@ -218,8 +224,30 @@ def kv_capacity(
             needed=f"one of {', '.join(KV_BYTES)}",
             change="set `kv_cache_dtype`",
         )
+    if gdn_prefill_backend not in GDN_PREFILL_BACKENDS:
+        raise Refusal(
+            found=f"gdn_prefill_backend {gdn_prefill_backend!r}",
+            needed=f"one of {', '.join(GDN_PREFILL_BACKENDS)}",
+            change="set `gdn_prefill_backend` to the one that the engine's log names",
+        )
+    for name, value, least in (
+        ("tensor_parallel_size", tensor_parallel_size, 1),
+        ("pipeline_parallel_size", pipeline_parallel_size, 1),
+        ("max_model_len", max_model_len, 1),
+        ("max_num_batched_tokens", max_num_batched_tokens, 1),
+        ("num_speculative_tokens", num_speculative_tokens, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise Refusal(found=f"{name} {value!r}", needed=f"a whole number, at least {least}", change=f"set `{name}`")
     shape = config if isinstance(config, Shape) else read_shape(config)
-    release = behaviour(engine_version or NEWEST["vllm"])
+    if pipeline_parallel_size > len(shape.layers):
+        raise Refusal(
+            found=f"pipeline_parallel_size {pipeline_parallel_size} for {len(shape.layers)} layers",
+            needed="at most one stage per layer",
+            change="lower `pipeline_parallel_size`",
+        )
+    release = behaviour(check_version("vllm", engine_version, shape.architecture, None))
+    available_bytes = int(available_bytes)
     cut = layout(
         shape,
         release,
@@ -237,11 +265,11 @@ def kv_capacity(
     return found
 
 
-def too_short(cut: Layout, available_bytes: int, length_tokens: int) -> Refusal:
+def too_short(cut: Layout, available_bytes: int, length_tokens: int) -> DoesNotFit:
     """The refusal for one request that does not fit, naming the longest that would."""
     longest = cut.longest_tokens(available_bytes, length_tokens)
     advice = f"context_length at most {longest}" if longest else "more memory for the KV cache"
-    return Refusal(
+    return DoesNotFit(
         found=f"{gib(max(available_bytes, 0))} for the KV cache on each GPU; "
         f"one request of {length_tokens} tokens takes {gib(cut.request_bytes(length_tokens))}",
         needed=f"{gib(cut.request_bytes(length_tokens) - max(available_bytes, 0))} more",

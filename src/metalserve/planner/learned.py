@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from metalserve.errors import Refusal
@@ -26,7 +26,8 @@ class MeasuredStart:
     """One start of vLLM on CUDA GPUs (bytes of one GPU, lengths in tokens).
 
     The fields up to `speculative_tokens` must equal those of a plan for the start to say anything about it; with the
-    same sequences and batched tokens it replaces the estimate. `used_bytes` is what the GPU had in use after the start,
+    same sequences and batched tokens it replaces the estimate. Where image, model revision, driver or arguments are
+    known, a caller compares them too. `used_bytes` is what the GPU had in use after the start,
     None when nobody looked.
     """
 
@@ -50,6 +51,10 @@ class MeasuredStart:
     block_size_tokens: int
     num_blocks: int
     used_bytes: int | None = None
+    model_revision: str | None = None
+    driver: str | None = None
+    arguments: str | None = None
+    """Of what else was given to the engine: a hash."""
 
     @property
     def requested_bytes(self) -> int:
@@ -61,16 +66,59 @@ class MeasuredStart:
 SAME = tuple(field.name for field in fields(MeasuredStart))[:11]
 
 
+def expected_start(
+    plan: Plan,
+    *,
+    model: str,
+    gpu_name: str,
+    text_only: bool = False,
+    speculative_tokens: int = 0,
+    image: str | None = None,
+    model_revision: str | None = None,
+    driver: str | None = None,
+    arguments: str | None = None,
+) -> dict[str, Any] | None:
+    """The record of a start with this plan but for what the engine will report (`num_blocks`, `used_bytes`).
+
+    None where a start tells nothing new: there is no share of GPU memory, so nothing is estimated. The arguments are
+    those of `measured_start` and fields of `MeasuredStart`.
+    """
+    if plan.engine != "vllm" or plan.gpu_memory_utilization is None or plan.gpu_memory_bytes is None:
+        return None
+    return {
+        "schema": SCHEMA,
+        "engine": plan.engine,
+        "engine_version": plan.engine_version,
+        "model": model,
+        "gpu_name": gpu_name,
+        "tensor_parallel_size": plan.tensor_parallel_size,
+        "pipeline_parallel_size": plan.pipeline_parallel_size,
+        "data_parallel_size": plan.data_parallel_size,
+        "expert_parallel": plan.expert_parallel,
+        "enforce_eager": plan.enforce_eager,
+        "text_only": text_only,
+        "speculative_tokens": speculative_tokens,
+        "max_num_seqs": plan.max_num_seqs,
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "image": image,
+        "gpu_memory_bytes": plan.gpu_memory_bytes,
+        "gpu_memory_utilization": plan.gpu_memory_utilization,
+        "kv_cache_dtype": plan.kv_cache_dtype,
+        "block_size_tokens": plan.block_size_tokens,
+        "model_revision": model_revision,
+        "driver": driver,
+        "arguments": arguments,
+    }
+
+
 def measured_start(
     plan: Plan,
     *,
     model: str,
     gpu_name: str,
     reported: Mapping[str, Any],
-    text_only: bool = False,
-    speculative_tokens: int = 0,
-    image: str | None = None,
     used_bytes: int | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """The record of a start that went well, of plain types, to be kept with the release.
 
@@ -79,15 +127,14 @@ def measured_start(
         model: catalogue key.
         gpu_name: name of the GPU, as in the host facts.
         reported: labels of the engine's metric `vllm:cache_config_info` (num_gpu_blocks, block_size).
-        text_only: as in the deployment.
-        speculative_tokens: as in the deployment.
-        image: reference or digest of the engine's image.
         used_bytes: memory in use on the fullest GPU after the start, without the driver's reserve.
+        more: text_only, speculative_tokens, image and so on, as for `expected_start`.
 
     Raises:
         Refusal: a plan without a share of GPU memory, or an engine that runs with other blocks than planned.
     """
-    if plan.engine != "vllm" or plan.gpu_memory_utilization is None or plan.gpu_memory_bytes is None:
+    expected = expected_start(plan, model=model, gpu_name=gpu_name, **more)
+    if expected is None:
         raise Refusal(
             found=f"a start of {plan.engine} on {plan.device}"
             + (" with a fixed KV pool" if plan.kv_cache_memory_bytes is not None else ""),
@@ -108,29 +155,7 @@ def measured_start(
             needed="the engine of this plan",
             change="plan again with the engine's version, or remove what engine_args override",
         )
-    record = MeasuredStart(
-        engine=plan.engine,
-        engine_version=plan.engine_version,
-        model=model,
-        gpu_name=gpu_name,
-        tensor_parallel_size=plan.tensor_parallel_size,
-        pipeline_parallel_size=plan.pipeline_parallel_size,
-        data_parallel_size=plan.data_parallel_size,
-        expert_parallel=plan.expert_parallel,
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        enforce_eager=plan.enforce_eager,
-        text_only=text_only,
-        speculative_tokens=speculative_tokens,
-        image=image,
-        gpu_memory_bytes=plan.gpu_memory_bytes,
-        gpu_memory_utilization=plan.gpu_memory_utilization,
-        kv_cache_dtype=plan.kv_cache_dtype,
-        block_size_tokens=block,
-        num_blocks=blocks,
-        used_bytes=used_bytes,
-    )
-    return {"schema": SCHEMA, **asdict(record)}
+    return {**expected, "num_blocks": blocks, "used_bytes": used_bytes}
 
 
 def read_measured(records: Iterable[Mapping[str, Any] | MeasuredStart] | None) -> tuple[MeasuredStart, ...]:

@@ -31,6 +31,15 @@ class Load:
     eager: bool
     vision: bool
     draft_tokens: int = 0
+    capability: int = 90
+    """Compute capability x 10 of the GPU."""
+    communicating: int = 0
+    """Ranks that exchange data: replicas of a mixture of experts too. 0: the tensor parallel size."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that exchange data."""
+        return max(self.communicating, self.tensor_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -85,14 +94,15 @@ def runner(shape: Shape, release: VllmBehaviour) -> str:
 
 
 def buffers_bytes(shape: Shape, vision: bool) -> int:
-    """The rotary table in 16 bit, four 32-bit scales per attention layer, and the vision tower's rotary table.
+    """The rotary tables in 16 bit, four 32-bit scales per attention layer, and the vision tower's rotary table.
 
     Equal to the byte to the buffers of the started engines.
     """
-    table = shape.rotary_positions * shape.rotary_dim * 2
+    table = (shape.rotary_positions + shape.sliding_rotary_positions) * shape.rotary_dim * 2
     scales = 16 * (shape.full_layers + shape.sliding_layers)
     # Vision: 8192 positions of half a head.
-    tower = 8192 * (shape.vision.hidden // shape.vision.heads // 2) * 2 if vision and shape.vision else 0
+    qwen = vision and shape.vision is not None and shape.vision.kind == "qwen"
+    tower = 8192 * (shape.vision.hidden // shape.vision.heads // 2) * 2 if qwen and shape.vision else 0
     return table + scales + tower
 
 
@@ -101,7 +111,7 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     numbers, tp = constants(), load.tensor_parallel_size
     logits = load.max_sequences * shape.vocabulary
     tokens = load.max_batched_tokens
-    vision = numbers["vision_tokens"] * shape.vision.output * 2 if load.vision and shape.vision else 0
+    vision = _kept_images_bytes(shape, load)
     experts = shape.experts
     if experts:
         width = 4 * shape.hidden + experts.per_token * (3 * ceil_div(experts.intermediate, tp) + shape.hidden)
@@ -111,13 +121,25 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
         own = numbers["v1"]
         # One draft for each row, however many are configured (GPUModelRunner._dummy_sampler_run).
         row = own["row_bytes_with_draft" if load.draft_tokens else "row_bytes"]
-        forward = 2 * width * tokens if experts and gpt_oss_mxfp4(shape) else 0
+        # With fused experts the workspaces that are kept are the forward pass's peak.
+        forward = 2 * width * tokens if experts is None or gpt_oss_mxfp4(shape) else 0
         return int(own["base_bytes"] + max(forward, 2 * _kept_elements(shape, tp) * tokens + row * logits) + vision)
     own = numbers["v2"]
     row = own["row_bytes"]
     if release.v2_graph_estimate:
         row = own["row_bytes_newer"] + (own["row_bytes_newer_gathered"] if tp > 1 else 0)
     return int(own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
+
+
+def _kept_images_bytes(shape: Shape, load: Load) -> int:
+    """Encoder outputs that are kept while the language model is profiled (config/scheduler.py, encoder budget).
+
+    Qwen's largest item is a video; other towers take images, up to the batched tokens of them.
+    """
+    if not load.vision or shape.vision is None:
+        return 0
+    largest = int(constants()["vision_tokens"]) if shape.vision.kind == "qwen" else load.max_batched_tokens
+    return largest * shape.vision.output * 2
 
 
 def _kept_elements(shape: Shape, tp: int) -> int:
@@ -127,9 +149,9 @@ def _kept_elements(shape: Shape, tp: int) -> int:
     The monolithic MXFP4 kernels of gpt-oss allocate theirs for the call (experts/gpt_oss_triton_kernels_moe.py).
     """
     experts = shape.experts
-    if experts is None:
+    if experts is None and shape.hybrid:
         return 3 * ceil_div(shape.intermediate, tp)
-    if gpt_oss_mxfp4(shape):
+    if experts is None or gpt_oss_mxfp4(shape):
         return shape.hidden
     width = ceil_div(experts.intermediate, tp)
     return experts.per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden)) + shape.hidden
@@ -159,23 +181,58 @@ def unprofiled_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
 
 
 @lru_cache(maxsize=1024)
-def captured_sizes(max_sequences: int, draft_tokens: int = 0, limit: int = 512) -> int:
-    """Number of batch sizes that are captured: 1, 2, 4, 8..248 by 8, then by 16 up to min(2 S (1 + D), 512)."""
-    largest = min(2 * max_sequences * (1 + draft_tokens), limit)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
-    return sum(size <= largest for size in sizes)
+def captured(max_sequences: int, draft_tokens: int = 0, limit: int = 512) -> tuple[int, int]:
+    """(number, largest) of the batch sizes that are captured: 1, 2, 4, 8..248 by 8, then by 16.
+
+    Up to min(2 S (1 + D), 512) tokens (config/vllm.py:_set_cudagraph_sizes).
+    """
+    bound = min(2 * max_sequences * (1 + draft_tokens), limit)
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)) if size <= bound]
+    return len(sizes), sizes[-1]
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Bytes of the CUDA graphs: what they take, and the range of the V1 runner's own estimate of it."""
+
+    taken_bytes: int
+    least_estimate_bytes: int
+    most_estimate_bytes: int
+
+
+def graphs(shape: Shape, load: Load) -> Graphs:
+    """CUDA graphs of all captured sizes.
+
+    The estimate (0.24, GPUModelRunner.profile_cudagraph_memory) is the first full graph, and for every further one as
+    much as the second of its kind took. That second piecewise graph takes a 20 MiB segment of torch's allocator or
+    none, by how full the segments before are: times 50 that is 1 GiB more or less for graphs that take the same.
+    """
+    numbers, tp = constants()["graphs"], load.tensor_parallel_size
+    number, largest = captured(load.max_sequences, load.draft_tokens)
+    partial = 0
+    if load.capability // 10 == 9:
+        width = shape.mla.kv_rank if shape.mla else shape.head_dim
+        partial = int(numbers["splits"]) * largest * ceil_div(shape.heads, tp) * width * 4
+    full = int(numbers["full_bytes"][1 if tp == 1 else 2])
+    least = partial + int(numbers["first_bytes"]) + (number - 1) * (full + int(numbers["piecewise_bytes"]))
+    return Graphs(
+        taken_bytes=max(partial + int(numbers["layer_bytes"]) * len(shape.layers) * number, least),
+        least_estimate_bytes=least,
+        most_estimate_bytes=least + (number - 1) * int(numbers["segment_bytes"]),
+    )
 
 
 def graph_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> tuple[int, int]:
-    """Bytes of the CUDA graphs (inside the budget, outside of it)."""
+    """Bytes of the CUDA graphs (at most taken off the budget, at most taken beside it)."""
     if load.eager:
         return 0, 0
-    numbers = constants()["graphs"]
-    kind = runner(shape, release)
-    share = captured_sizes(load.max_sequences, load.draft_tokens) / numbers["captures"]
-    size = int(numbers[f"{kind}_bytes"] * share)
-    counted = release.graph_estimate if kind == "v1" else release.v2_graph_estimate
-    return (size, 0) if counted else (0, size)
+    found = graphs(shape, load)
+    if runner(shape, release) == "v1":
+        if not release.graph_estimate:
+            return 0, found.taken_bytes
+        return found.most_estimate_bytes, found.taken_bytes - found.least_estimate_bytes
+    # The V2 runner measures a whole capture where it estimates at all (0.32, v1/worker/gpu/cudagraph_utils.py).
+    return (found.taken_bytes, 0) if release.v2_graph_estimate else (0, found.taken_bytes)
 
 
 def gdn_scratch_bytes(shape: Shape, load: Load) -> int:
@@ -204,10 +261,10 @@ def gdn_scratch_bytes(shape: Shape, load: Load) -> int:
 
 def outside_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     """Bytes that end up in use beyond the budget: context, communication, runner, graphs that are not counted."""
-    numbers, tp = constants(), load.tensor_parallel_size
-    context = next(size for ranks, size in numbers["context_bytes"].items() if ranks >= min(tp, 8))
+    numbers = constants()
+    context = next(size for ranks, size in numbers["context_bytes"].items() if ranks >= min(load.ranks, 8))
     residual = numbers["residual_bytes"][runner(shape, release)]
-    if tp > 1:
+    if load.ranks > 1:
         residual = max(residual, numbers["residual_bytes"]["tensor_parallel"])
     return int(context + residual + graph_bytes(shape, release, load)[1])
 
@@ -251,7 +308,7 @@ def budget(
     utilization: float,
 ) -> Budget:
     """The predicted memory of one GPU for that share."""
-    numbers, tp = constants(), load.tensor_parallel_size
+    numbers = constants()
     inside, _ = graph_bytes(shape, release, load)
     return Budget(
         total_bytes=total_bytes,
@@ -259,7 +316,7 @@ def budget(
         weights_bytes=loaded.total_bytes,
         buffers_bytes=buffers_bytes(shape, load.vision),
         activation_bytes=activation_bytes(shape, release, load),
-        non_torch_bytes=numbers["non_torch_bytes"][1 if tp == 1 else 2]
+        non_torch_bytes=numbers["non_torch_bytes"][1 if load.ranks == 1 else 2]
         + (0 if load.eager else numbers["non_torch_graphs_bytes"]),
         graphs_bytes=inside,
         outside_bytes=outside_bytes(shape, release, load),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 from metalserve.errors import Refusal
+from metalserve.planner.sglang_options import SglangOptions, read_options
 
 # Fields of a deployment that decide no size; a whole deployment may be given as wishes.
 _NOT_SIZES = frozenset(
@@ -22,6 +23,7 @@ _NOT_SIZES = frozenset(
         "bind_address",
         "engine_args",
         "environment",
+        "api_key_file",
     }
 )
 _KV_DTYPES = ("auto", "bfloat16", "fp8")
@@ -55,6 +57,7 @@ class Wishes:
     prefix_caching: bool | None = None
     gdn_prefill_backend: str | None = None
     keep_used_memory: bool = False
+    sglang: SglangOptions = field(default_factory=SglangOptions)
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,15 @@ class Plan:
     predicted_bytes: PredictedBytes
     gpu_memory_bytes: int | None
     reasons: Mapping[str, str]
+    alternatives: tuple[str, ...] = ()
+    """Sentences on other divisions of the same GPUs, with what they would hold."""
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain types (dict, list, str, int, float, bool, None)."""
         plain = asdict(self)
         plain["gpus_used"] = list(self.gpus_used)
         plain["reasons"] = dict(self.reasons)
+        plain["alternatives"] = list(self.alternatives)
         return plain
 
 
@@ -122,7 +128,7 @@ def read_wishes(wishes: Mapping[str, Any] | Wishes | None) -> Wishes:
     if isinstance(wishes, Wishes):
         return _check(wishes)
     given = {key: value for key, value in (wishes or {}).items() if key not in _NOT_SIZES}
-    known = {field.name: field for field in fields(Wishes)}
+    known = {item.name for item in fields(Wishes)}
     for key in given:
         if key not in known:
             close = get_close_matches(key, known, n=2, cutoff=0.5)
@@ -134,6 +140,7 @@ def read_wishes(wishes: Mapping[str, Any] | Wishes | None) -> Wishes:
     values = {key: value for key, value in given.items() if value is not None}
     if isinstance(values.get("gpus"), list | tuple):
         values["gpus"] = tuple(values["gpus"])
+    values["sglang"] = read_options(values.get("sglang"))
     return _check(Wishes(**values))
 
 

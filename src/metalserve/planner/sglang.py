@@ -1,144 +1,34 @@
-"""The plan of an SGLang deployment on NVIDIA GPUs, as SGLang 0.5.23 divides the memory.
-
-Sources: server_args.py (mem_fraction_static, chunked_prefill_size, graph sizes), mem_cache/kv_cache_configurator.py
-(pools). The default fraction equals SGLang's own resolver on the GPUs it was compared for, see docs/planner.md.
-"""
+"""The plan of an SGLang deployment; the arithmetic is in sglang_rules.py."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from metalserve.errors import Refusal
-from metalserve.planner import kv, memory
+from metalserve.planner import memory
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
-from metalserve.planner.shape import Shape
+from metalserve.planner.sglang_cpu import plan_sglang_cpu
+from metalserve.planner.sglang_rules import (
+    MULTIMODAL_BYTES,
+    Pools,
+    Serving,
+    default_fraction,
+    pools,
+    sees_pictures,
+    tier,
+)
 from metalserve.planner.units import MIB, gib
 from metalserve.planner.versions import newer_than_known
 from metalserve.planner.vllm_cuda import check_context
 from metalserve.planner.weights import weights
 
-# memory.total below (MiB) -> chunk, captured decode batch, the same with tensor parallel 4 or more.
-_TIERS = (
-    (20480, 2048, 8, 8),
-    (35840, 4096, 48, 160),
-    (61440, 4096, 32, 160),
-    (163840, 8192, 256, 512),
-    (math.inf, 16384, 512, 512),
-)
-_LARGE_MIB = 61440
-MAMBA_RATIO = 0.9
-# State slots one running request holds: the radix cache with an extra buffer (the default), or without the cache.
-SLOTS_WITH_CACHE, SLOTS_WITHOUT_CACHE = 5, 1
-MULTIMODAL_BYTES = 100 * MIB
 # Fractions tried, in this order, when the default leaves no room for one request of the wished length.
 HIGHER_FRACTIONS = (0.88, 0.90)
-SPECULATIVE_RUNNING = 48
-
-
-@dataclass(frozen=True)
-class Pools:
-    """What SGLang makes of a budget (bytes per GPU)."""
-
-    slots: int
-    state_bytes: int
-    kv_bytes: int
-    tokens: int
-    max_running: int
-
-
-def tier(total_mib: float, tensor_parallel_size: int) -> tuple[int, int]:
-    """Chunk of prefill tokens and largest captured decode batch for a card of that memory.total."""
-    for limit, chunk, small, large in _TIERS:
-        if total_mib < limit:
-            return chunk, large if tensor_parallel_size >= 4 else small
-    raise AssertionError("the last tier has no limit")
-
-
-def prefill_captures(largest: int) -> int:
-    """Number of captured prefill sizes up to the largest."""
-    sizes = [
-        *range(4, 33, 4),
-        *range(48, 257, 16),
-        *range(288, 513, 32),
-        *range(576, 1025, 64),
-        *range(1280, 4097, 256),
-        *range(4608, max(largest, 4608) + 1, 512),
-    ]
-    return sum(size <= largest for size in sizes)
-
-
-def default_fraction(
-    shape: Shape,
-    total_mib: float,
-    *,
-    tensor_parallel_size: int = 1,
-    pipeline_parallel_size: int = 1,
-    max_running: int | None = None,
-    multimodal: bool | None = None,
-    vision_hidden: int | None = None,
-) -> float:
-    """SGLang's own `mem_fraction_static` for a card of that memory.total (MiB)."""
-    chunk, batch = tier(total_mib, tensor_parallel_size)
-    batch = min(batch, max_running) if max_running else batch
-    reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * tensor_parallel_size * pipeline_parallel_size / 8 + 2 * batch
-    reserved += 1536 if shape.mla else 8 * prefill_captures(chunk)
-    if total_mib > _LARGE_MIB:
-        reserved = max(reserved, 10240)
-    fraction = round((total_mib - reserved) / total_mib, 3)
-    hidden = vision_hidden or (shape.vision.hidden if shape.vision else None)
-    if multimodal if multimodal is not None else hidden is not None:
-        # The tower's depth is called `depth` there, so SGLang falls back to 24 layers.
-        ratio = 24 * (hidden or 1024) ** 2 / (24 * 1024 * 1024)
-        fraction *= 0.95 * min(max(1 - 0.1 * (ratio - 1), 0.8), 1.05)
-    return fraction
-
-
-def pools(
-    shape: Shape,
-    budget_bytes: float,
-    *,
-    tensor_parallel_size: int,
-    context_tokens: int,
-    kv_element_bytes: int = 2,
-    radix_cache: bool = True,
-    draft_tokens: int = 0,
-    page_tokens: int = 1,
-) -> Pools | None:
-    """Divide a budget into state slots and tokens; None when there is no room for one request."""
-    tp = tensor_parallel_size
-    per_token = kv.token_bytes(shape, tp, kv_element_bytes)
-    cell = per_token * shape.full_layers
-    if shape.sliding_layers:
-        cell += int(0.8 * per_token * shape.sliding_layers)
-    attention = shape.full_layers + shape.sliding_layers
-    if draft_tokens and attention:
-        cell = cell * (attention + shape.draft_layers) // attention
-    slots = state = 0
-    per_request = SLOTS_WITH_CACHE if radix_cache else SLOTS_WITHOUT_CACHE
-    if shape.hybrid:
-        slot = shape.linear_layers * kv.state_bytes(shape, tp, 0)
-        share = budget_bytes * MAMBA_RATIO / (1 + MAMBA_RATIO)
-        slots = math.floor((share - slot * (1 + draft_tokens)) / (slot * (1 + draft_tokens / per_request)))
-        if slots < per_request:
-            return None
-        state = (slots + 1) * slot
-        if draft_tokens:
-            state += slot * (min(SPECULATIVE_RUNNING, slots // per_request) + 1) * draft_tokens
-    tokens = math.floor((budget_bytes - state) / cell) // page_tokens * page_tokens
-    if tokens < page_tokens:
-        return None
-    running = min(max(min(int(tokens / context_tokens * 512), 4096), 2048), tokens // 2)
-    if shape.hybrid:
-        running = min(running, slots // per_request)
-    if draft_tokens:
-        running = min(running, SPECULATIVE_RUNNING)
-    return Pools(slots=slots, state_bytes=state, kv_bytes=tokens * cell, tokens=tokens, max_running=running)
 
 
 def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wishes: Wishes) -> Plan:
@@ -148,11 +38,7 @@ def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wish
         Refusal: the wishes cannot be met, or are ones SGLang does not know.
     """
     if not host.get("gpus"):
-        raise Refusal(
-            found="SGLang on a host without GPUs",
-            needed="a GPU: SGLang's CPU build is not planned here",
-            change="set `engine` to vllm",
-        )
+        return plan_sglang_cpu(model, host, version, wishes)
     if wishes.kv_cache_memory_bytes is not None:
         raise Refusal(
             found="kv_cache_memory_bytes with SGLang",
@@ -160,6 +46,19 @@ def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wish
             change="remove `kv_cache_memory_bytes`, or set `memory_share`",
         )
     shape = model.shape
+    for name in ("radix_strategy", "state_dtype", "state_memory_ratio"):
+        if getattr(wishes.sglang, name) is not None and not shape.hybrid:
+            raise Refusal(
+                found=f"sglang.{name} for {model.key}, which keeps no state",
+                needed="a model with linear-attention layers; SGLang stops at start otherwise",
+                change=f"remove `sglang.{name}`",
+            )
+    if wishes.sglang.static_fraction and wishes.memory_share:
+        raise Refusal(
+            found=f"memory_share {wishes.memory_share} and sglang.static_fraction {wishes.sglang.static_fraction}",
+            needed="one of them: both say how much memory SGLang takes",
+            change="remove `memory_share` or `sglang.static_fraction`",
+        )
     gpus = chosen_gpus(host, wishes)
     check_capability(shape, gpus, "sglang", wishes.kv_cache_dtype)
     context = check_context(model, wishes)
@@ -216,32 +115,36 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
     total_mib = gpus.total_bytes / MIB
     vision = shape.vision is not None and not wishes.text_only
     own = default_fraction(
-        shape, total_mib, tensor_parallel_size=tp, max_running=wishes.max_sequences, multimodal=vision
+        shape,
+        total_mib,
+        tensor_parallel_size=tp,
+        max_running=wishes.max_sequences,
+        chunk_tokens=wishes.max_batched_tokens,
+        text_only=wishes.text_only,
+        graphs=not wishes.eager,
     )
     # What is free before loading: usable memory less the context, as far as it was measured under vLLM.
     contexts = memory.constants()["context_bytes"]
     free = gpus.usable_bytes - gpus.used_bytes - next(size for ranks, size in contexts.items() if ranks >= min(tp, 8))
     buffers = memory.buffers_bytes(shape, vision)
-    multimodal = MULTIMODAL_BYTES if vision else 0
-    element = 1 if wishes.kv_cache_dtype == "fp8" else 2
-    share = wishes.memory_share
-    fractions = (
-        [round(share * gpus.usable_bytes / free, 3)]
-        if share
-        else [own, *(higher for higher in HIGHER_FRACTIONS if higher > own)]
-    )
+    # SGLang keeps room for pictures even where --language-model-only leaves their encoder out.
+    multimodal = MULTIMODAL_BYTES if sees_pictures(shape) else 0
+    options, share = wishes.sglang, wishes.memory_share
+    serving = serving_of(model, wishes, context, tier(total_mib, tp)[0])
+    if options.static_fraction:
+        fractions = [options.static_fraction]
+    elif share:
+        fractions = [round(share * gpus.usable_bytes / free, 3)]
+    else:
+        fractions = [own, *(higher for higher in HIGHER_FRACTIONS if higher > own)]
     tried: list[tuple[float, Pools]] = []
     for fraction in fractions:
+        # In SGLang's order: what is free after loading, less the slack, less the room for pictures.
         budget = free - loaded - buffers - free * (1 - fraction) - multimodal
-        made = pools(
-            shape,
-            budget,
-            tensor_parallel_size=tp,
-            context_tokens=context,
-            kv_element_bytes=element,
-            radix_cache=wishes.prefix_caching is not False,
-            draft_tokens=wishes.speculative_tokens,
-        )
+        made = pools(shape, budget, tp, serving)
+        if made:
+            # The engine is always given a limit, which without a radix cache sizes its pools.
+            made = pools(shape, budget, tp, replace(serving, max_running=made.max_running))
         if made:
             tried.append((fraction, made))
             if made.tokens >= context:
@@ -259,7 +162,7 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         raise Refusal(
             found=f"max_sequences {running}, but the pools hold {found.max_running} running requests",
             needed=f"at most {found.max_running}"
-            + (f" ({found.slots} state slots, {SLOTS_WITH_CACHE} for each request)" if shape.hybrid else ""),
+            + (f" ({found.slots} state slots, {serving.slots_per_request} for each request)" if shape.hybrid else ""),
             change="lower `max_sequences`, or give the deployment more memory",
         )
     length = min(context, found.tokens)
@@ -278,9 +181,11 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         else (
             f"memory_share {share}"
             if share
+            else "as the deployment says (sglang.static_fraction)"
+            if options.static_fraction
             else f"the default of {own:.3f} leaves no room beside {gib(loaded)} of weights"
         ),
-        "max_num_seqs": f"{found.slots} state slots, {SLOTS_WITH_CACHE} for each request"
+        "max_num_seqs": f"{found.slots} state slots, {serving.slots_per_request} for each request"
         if shape.hybrid and not wishes.max_sequences
         else ("as the deployment says" if wishes.max_sequences else "SGLang's own limit for this pool"),
         "max_num_batched_tokens": f"chunk of prefill tokens for {total_mib:.0f} MiB",
@@ -330,4 +235,21 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         ),
         gpu_memory_bytes=gpus.usable_bytes,
         reasons=reasons,
+    )
+
+
+def serving_of(model: PlannedModel, wishes: Wishes, context_tokens: int, chunk_tokens: int) -> Serving:
+    """The arguments that decide the pools, as the engine will be started with them."""
+    declared = model.shape.quantization.kv_cache_dtype if model.shape.quantization else None
+    small = wishes.kv_cache_dtype == "fp8" or (wishes.kv_cache_dtype == "auto" and declared == "fp8")
+    return Serving(
+        context_tokens=context_tokens,
+        kv_element_bytes=1 if small else 2,
+        radix_cache=wishes.prefix_caching is not False,
+        strategy=wishes.sglang.radix_strategy or "extra_buffer",
+        state_ratio=wishes.sglang.state_memory_ratio or 0.9,
+        state_dtype=wishes.sglang.state_dtype,
+        draft_tokens=wishes.speculative_tokens + 1 if wishes.speculative_tokens else 0,
+        max_running=wishes.max_sequences,
+        chunk_tokens=wishes.max_batched_tokens or chunk_tokens,
     )

@@ -19,6 +19,10 @@ _CONSERVATIVE = (
     "other layers out): such a plan keeps more memory than the model needs, never less; or plan another model"
 )
 
+# Towers beside Qwen's, by the beginning of the architecture's name, and the fields that they are counted from.
+_TOWERS = {"Gemma3": "siglip", "Mistral3": "pixtral"}
+_TOWER_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+
 # State-space layers other than Gated DeltaNet have states of another form, which is not planned here.
 _OTHER_STATES = ("mamba_d_state", "ssm_state_size", "mamba_num_heads", "short_conv_kernel")
 
@@ -65,7 +69,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Vision:
-    """Sizes of a Qwen-style vision tower (elements)."""
+    """Sizes of a vision tower (elements). `kind`: qwen (Qwen3-VL), siglip (Gemma 3) or pixtral (Mistral 3)."""
 
     depth: int
     hidden: int
@@ -75,6 +79,7 @@ class Vision:
     positions: int
     merged: int
     output: int
+    kind: str = "qwen"
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ class Shape:
     max_position_tokens: int
     rotary_dim: int
     rotary_positions: int
+    sliding_rotary_positions: int
+    """Positions of a second rotary table, of the sliding-window layers."""
     intermediate: int
     moe_layers: int
     attention_bias: bool
@@ -159,6 +166,8 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     Raises:
         Refusal: a needed field is missing or not a whole number, or the layers are of an unknown kind.
     """
+    if not isinstance(config, Mapping):
+        raise _refuse(f"the config is a {type(config).__name__}", "a mapping: the parsed config.json")
     text: Mapping[str, Any] = config.get("text_config") or config
     if not isinstance(text, Mapping):
         raise _refuse("text_config is not a mapping", "a mapping, as in config.json")
@@ -188,8 +197,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     partial = float(text.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0)
     rotary = mla.rope_dim if mla else int(text.get("rotary_dim") or head_dim * partial)
-    # vLLM's M-RoPE keeps a table four times as long as the context (rotary_embedding/mrope.py).
-    positions = maximum * 4 if rope.get("mrope_section") else maximum
+    positions, sliding_positions = _rotary_positions(architecture, rope, maximum)
     return Shape(
         architecture=architecture,
         hidden=hidden,
@@ -201,6 +209,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         max_position_tokens=maximum,
         rotary_dim=rotary,
         rotary_positions=positions,
+        sliding_rotary_positions=sliding_positions,
         intermediate=int(text.get("intermediate_size") or 0),
         moe_layers=_moe_layers(text, layer_count) if experts else 0,
         attention_bias=bool(text.get("attention_bias", architecture.startswith("Qwen2"))),
@@ -212,11 +221,28 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         gdn=gdn,
         mla=mla,
         experts=experts,
-        vision=_vision(config.get("vision_config")),
+        vision=_vision(config.get("vision_config"), architecture, hidden),
         quantization=read_quantization(config.get("quantization_config") or text.get("quantization_config")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16"),
         multimodal="vision_config" in config or architecture.endswith("ForConditionalGeneration"),
     )
+
+
+def _rotary_positions(architecture: str, rope: Mapping[str, Any], maximum: int) -> tuple[int, int]:
+    """Positions of the rotary tables: of all layers, and of sliding-window layers that have one of their own.
+
+    M-RoPE keeps four times the context (rotary_embedding/mrope.py), linear scaling as many times as it scales
+    (linear_scaling_rope.py). Gemma 3 has a second table for its local layers (models/gemma3.py); its `rope_parameters`
+    may have one entry for each kind of layer.
+    """
+    kinds = {kind: entry for kind, entry in rope.items() if isinstance(entry, Mapping)}
+    local = maximum if architecture.startswith("Gemma3") or SLIDING in kinds else 0
+    rope = kinds.get(FULL, rope)
+    if rope.get("mrope_section"):
+        return maximum * 4, local
+    if (rope.get("rope_type") or rope.get("type")) == "linear":
+        return int(maximum * float(rope.get("factor") or 1)), local
+    return maximum, local
 
 
 def read_quantization(config: Mapping[str, Any] | None) -> Quantization | None:
@@ -379,8 +405,23 @@ def _moe_layers(text: Mapping[str, Any], count: int) -> int:
     return sum(1 for i in range(count) if i >= first_dense and i not in dense and (i + 1) % step == 0)
 
 
-def _vision(config: Mapping[str, Any] | None) -> Vision | None:
-    """The Qwen3-VL tower; other towers have other fields and are left to the safetensors headers."""
+def _vision(config: Mapping[str, Any] | None, architecture: str, hidden: int) -> Vision | None:
+    """The tower of Qwen3-VL, Gemma 3 or Mistral 3; None for others: their bytes are left to the safetensors headers."""
+    kind = next((kind for name, kind in _TOWERS.items() if architecture.startswith(name)), None)
+    if config and kind and all(_is_whole(config.get(field)) for field in _TOWER_FIELDS):
+        width, patch = int(config["hidden_size"]), int(config["patch_size"])
+        side = int(config.get("image_size", 0)) // patch
+        return Vision(
+            depth=int(config["num_hidden_layers"]),
+            hidden=width,
+            intermediate=int(config["intermediate_size"]),
+            heads=int(config["num_attention_heads"]),
+            patch_inputs=int(config.get("num_channels", 3)) * patch * patch,
+            positions=side * side if kind == "siglip" else 0,
+            merged=width * int(config.get("spatial_merge_size", 2)) ** 2,
+            output=hidden,
+            kind=kind,
+        )
     if not config or "out_hidden_size" not in config or "depth" not in config:
         return None
     patch = int(config.get("patch_size", 16))

@@ -28,8 +28,15 @@ def write_table(plan: Plan, title: str, out: TextIO) -> None:
     out.write("\nCapacity" + (" of each replica" if plan.data_parallel_size > 1 else "") + "\n")
     out.write(rows(_capacity(plan)))
     out.write("\nReasons\n")
-    for field, reason in plan.reasons.items():
-        out.write(textwrap.fill(f"{field}: {reason}", 100, initial_indent="  ", subsequent_indent="    ") + "\n")
+    _sentences((f"{field}: {reason}" for field, reason in plan.reasons.items()), out)
+    if plan.alternatives:
+        out.write("\nAlternatives on the same GPUs\n")
+        _sentences(plan.alternatives, out)
+
+
+def _sentences(sentences: Iterable[str], out: TextIO) -> None:
+    for sentence in sentences:
+        out.write(textwrap.fill(sentence, 100, initial_indent="  ", subsequent_indent="    ") + "\n")
 
 
 def write_compared(answers: Iterable[tuple[str, str, Plan | Refusal]], out: TextIO) -> None:

@@ -11,6 +11,7 @@ from metalserve.planner.learned import MeasuredStart
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.versions import behaviour
+from metalserve.planner.vllm_alternatives import alternatives
 from metalserve.planner.vllm_fit import Fit, best_fit
 from metalserve.planner.vllm_reasons import reasons
 from metalserve.planner.vllm_room import Task
@@ -123,4 +124,5 @@ def _plan(task: Task, fit: Fit) -> Plan:
         ),
         gpu_memory_bytes=gpus.usable_bytes,
         reasons=reasons(task, fit),
+        alternatives=alternatives(task, fit),
     )

@@ -65,7 +65,7 @@ def _splits(task: Task) -> Iterator[Split]:
         valid = valid_tensor_parallel_sizes(
             shape, max(places, 1), expert_parallel=wishes.expert_parallel, text_only=wishes.text_only
         ) or [1]
-        order = sorted(valid, reverse=task.gpus.nvlink)
+        order = _with_nvlink(task, valid) if task.gpus.nvlink else valid
         sizes = [tp for tp in order if places % tp == 0] + [tp for tp in order if places % tp]
     for tp in sizes:
         replicas = places // tp if places % tp == 0 else 1
@@ -78,6 +78,20 @@ def _splits(task: Task) -> Iterator[Split]:
             )
         # Replicas of a mixture of experts share their experts; whole experts keep FP8 blocks and groups intact.
         yield Split(tp, pipeline, data, wishes.expert_parallel or (data > 1 and shape.experts is not None))
+
+
+def _with_nvlink(task: Task, valid: list[int]) -> list[int]:
+    """The largest size that copies no KV heads, then those that do, then the smaller ones.
+
+    Beyond the KV heads each further GPU holds keys and values that another one has: replicas hold more (vLLM,
+    docs/serving/data_parallel_deployment.md). An MLA latent is on every GPU whatever the size; there the largest goes
+    first.
+    """
+    shape = task.model.shape
+    if shape.mla:
+        return sorted(valid, reverse=True)
+    best = max(tp for tp in valid if tp <= shape.kv_heads or tp == min(valid))
+    return [best, *(tp for tp in valid if tp > best), *sorted((tp for tp in valid if tp < best), reverse=True)]
 
 
 def best_fit(task: Task) -> Fit:
@@ -100,7 +114,7 @@ def best_fit(task: Task) -> Fit:
             refusals.append(_invalid_split(task, split, problems))
             continue
         try:
-            fit = _fit(task, split)
+            fit = fit_split(task, split)
         except Refusal as refusal:
             refusals.append(refusal)
             continue
@@ -130,11 +144,13 @@ def _load(task: Task, split: Split, sequences: int, batched: int) -> memory.Load
         max_batched_tokens=batched,
         eager=task.wishes.eager,
         vision=task.vision,
+        communicating=split.tensor * split.data if task.model.shape.experts else split.tensor,
         draft_tokens=task.wishes.speculative_tokens,
+        capability=task.gpus.capability or 90,
     )
 
 
-def _fit(task: Task, split: Split) -> Fit:
+def fit_split(task: Task, split: Split) -> Fit:
     """The most sequences with which the wished context fits; the longest context when none does.
 
     Raises:

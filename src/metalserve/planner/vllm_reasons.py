@@ -72,6 +72,10 @@ def reasons(task: Task, fit: Fit) -> dict[str, str]:
         said["disable_custom_all_reduce"] = "the GPUs are joined by PCIe only, where it hangs or corrupts on some hosts"
     if wishes.kv_cache_dtype == "auto" and shape.quantization and shape.quantization.kv_cache_dtype:
         said["kv_cache_dtype"] = f"the checkpoint declares {shape.quantization.kv_cache_dtype}, which auto becomes"
+    if task.vision and shape.vision and shape.vision.kind != "qwen":
+        said["predicted_bytes"] += (
+            "; the peak of this vision tower's own pass is not known, so 1 GiB more is kept back from the context"
+        )
     if shape.multimodal and shape.vision is None and not wishes.text_only:
         said["predicted_bytes"] += "; the vision tower of this model is not counted, its size is not known here"
     return said
@@ -106,12 +110,7 @@ def _tensor_reason(task: Task, split: Split) -> str:
     elif count == 1:
         text = "the deployment has one GPU"
     elif task.gpus.nvlink:
-        text = f"the largest valid size that divides the {count} GPUs, which are joined by NVLink"
-        following = [tp for tp in range(split.tensor + 1, count + 1) if count % tp == 0]
-        if following:
-            problems = tensor_parallel_problems(shape, following[0], text_only=task.wishes.text_only)
-            if problems:
-                text += f"; {following[0]} fails: {problems[0]}"
+        text = _nvlink_reason(task, split)
     else:
         text = f"the smallest size that fits: the {count} GPUs are joined by PCIe only, so replicas serve more"
     if not shape.mla and split.tensor > shape.kv_heads:
@@ -119,6 +118,23 @@ def _tensor_reason(task: Task, split: Split) -> str:
             f"; beyond {shape.kv_heads} the KV heads are copied, so the KV cache does not grow any more: "
             f"tensor_parallel_size {shape.kv_heads} with replicas holds more"
         )
+    if shape.mla and split.tensor > 1:
+        text += "; every GPU keeps the whole latent of MLA, so the KV cache does not grow with it"
+    return text
+
+
+def _nvlink_reason(task: Task, split: Split) -> str:
+    shape, count = task.model.shape, len(task.gpus.indexes)
+    text = f"the largest valid size that divides the {count} GPUs, which are joined by NVLink"
+    if not shape.mla and split.tensor == shape.kv_heads < count:
+        return text + f", without copies of the {shape.kv_heads} KV heads; replicas use the others"
+    if not shape.mla and split.tensor > shape.kv_heads:
+        text = f"the smallest size above the {shape.kv_heads} KV heads on which the context fits"
+    following = [tp for tp in range(split.tensor + 1, count + 1) if count % tp == 0]
+    if following:
+        problems = tensor_parallel_problems(shape, following[0], text_only=task.wishes.text_only)
+        if problems:
+            text += f"; {following[0]} fails: {problems[0]}"
     return text
 
 

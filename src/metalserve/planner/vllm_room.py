@@ -111,6 +111,8 @@ def room_on_gpu(task: Task, split: Split, load: memory.Load, loaded: Weights) ->
     margin = int(numbers["measured" if task.release.version == "0.24" else "other"])
     if newer_than_known("vllm", task.version):
         margin *= 2
+    if task.vision and shape.vision and shape.vision.kind != "qwen":
+        margin += int(numbers["other_vision"])
     outside_more = max((found.outside_more_bytes for found in seen), default=0)
     taken_more = max((found.taken_more_bytes for found in seen), default=0)
     outside = memory.outside_bytes(shape, task.release, load) + outside_more

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import lru_cache
 
 from metalserve.planner.safetensors import StoredBytes
 from metalserve.planner.shape import Experts, Shape, Vision
@@ -74,6 +75,7 @@ def gpt_oss_mxfp4(shape: Shape) -> bool:
     return shape.architecture.startswith("GptOss") and method == "mxfp4"
 
 
+@lru_cache(maxsize=512)
 def weights(
     shape: Shape,
     *,
@@ -353,6 +355,29 @@ def _draft(shape: Shape, tp: int, expert_ranks: int, expert_parallel: bool) -> I
 
 
 def _vision(vision: Vision, tp: int) -> Iterator[Tensor]:
+    """The tower and what joins it to the language model, in 16 bit."""
+    return {"qwen": _qwen_tower, "siglip": _siglip_tower, "pixtral": _pixtral_tower}[vision.kind](vision, tp)
+
+
+def _siglip_tower(vision: Vision, tp: int) -> Iterator[Tensor]:
+    """Gemma 3's, with biases (vLLM models/siglip.py), and its projection (gemma3_mm.py)."""
+    yield Tensor("visual.patch_embed", (vision.patch_inputs + 1 + vision.positions) * vision.hidden, linear=False)
+    attention = (4 * vision.hidden * vision.hidden + 3 * vision.hidden) // tp + vision.hidden
+    mlp = (2 * vision.hidden * vision.intermediate + vision.intermediate) // tp + vision.hidden
+    yield Tensor("visual.blocks", attention + mlp + 4 * vision.hidden, vision.depth, linear=False)
+    yield Tensor("visual.merger", vision.hidden * vision.output + 3 * vision.hidden, linear=False)
+
+
+def _pixtral_tower(vision: Vision, tp: int) -> Iterator[Tensor]:
+    """Mistral 3's, without biases (vLLM models/pixtral.py), and its projector with a patch merger (mistral3.py)."""
+    yield Tensor("visual.patch_embed", (vision.patch_inputs + 1) * vision.hidden, linear=False)
+    blocks = (4 * vision.hidden * vision.hidden + 3 * vision.hidden * vision.intermediate) // tp + 2 * vision.hidden
+    yield Tensor("visual.blocks", blocks, vision.depth, linear=False)
+    projector = (vision.hidden * vision.output + vision.output * vision.output) // tp
+    yield Tensor("visual.merger", vision.merged * vision.hidden + vision.hidden + projector, linear=False)
+
+
+def _qwen_tower(vision: Vision, tp: int) -> Iterator[Tensor]:
     """The Qwen3-VL tower with biases; blocks and merger split over the ranks, embeddings copied."""
     yield Tensor("visual.patch_embed", vision.patch_inputs * vision.hidden + vision.hidden, linear=False)
     yield Tensor("visual.pos_embed", vision.positions * vision.hidden, linear=False)

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from . import gate_questions, http_client
-from .gate_checks import CHECKS, Questions, Session, fetch_models
+from .gate_checks import BASIC_CHECKS, Check, Questions, Session, check_burst, fetch_models
+from .gate_deep import DEEP_CHECKS
 from .gate_engines import ENGINES
 from .gate_judge import WrongAnswerError, excerpt
 
@@ -19,6 +20,9 @@ DEFAULT_QUESTIONS = Questions()
 DEFAULT_BURST_SIZE = 16
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_REQUEST_TIMEOUT_SECONDS = 120.0
+DEFAULT_LONG_PROMPT_TOKENS = 32768
+# In the order they run: the cheap ones that explain later failures come first.
+CHECKS: dict[str, Check] = {**BASIC_CHECKS, **DEEP_CHECKS, "burst": check_burst}
 CHECK_NAMES = tuple(CHECKS)
 ENGINE_NAMES = tuple(ENGINES)
 
@@ -119,6 +123,8 @@ def run_gate(
     chat_template_kwargs: Mapping[str, object] | None = None,
     max_tokens: int | None = None,
     burst_size: int = DEFAULT_BURST_SIZE,
+    hidden_routes: Sequence[str] = (),
+    long_prompt_tokens: int = DEFAULT_LONG_PROMPT_TOKENS,
     questions: Questions = DEFAULT_QUESTIONS,
 ) -> GateResult:
     """Check an endpoint. Never raises: what goes wrong is a failed row.
@@ -136,6 +142,8 @@ def run_gate(
         chat_template_kwargs: further variables of the chat template; they win over `thinking`.
         max_tokens: room for one answer, in tokens; None is 256, or 4096 with thinking on.
         burst_size: concurrent requests of the burst.
+        hidden_routes: routes that must not answer without a key; none takes those of the engine.
+        long_prompt_tokens: the longest prompt that is asked, in tokens; the context length where that is shorter.
         questions: what is asked.
 
     """
@@ -183,6 +191,9 @@ def run_gate(
         deadline=deadline,
         request_timeout_seconds=request_timeout_seconds,
         api_key=api_key,
+        thinking=thinking,
+        hidden_routes=tuple(hidden_routes) or ENGINES[engine].hidden_routes,
+        long_prompt_tokens=long_prompt_tokens,
     )
     rows: list[GateRow] = []
     unreachable = ""

@@ -193,7 +193,22 @@ def number_is(answer: Answer, expected: str, body: bytes | str) -> None:
 
 
 def tool_call(answer: Answer, function: Mapping[str, object], *, parser_setting: str, body: bytes) -> dict[str, object]:
-    """The arguments of the one call of `function` in an answer.
+    """The arguments of the one call of `function` in an answer; arguments and errors as for `tool_calls`.
+
+    Raises:
+        WrongAnswerError: also more than one call.
+
+    """
+    if len(answer.tool_calls) > 1:
+        raise WrongAnswerError(f"{len(answer.tool_calls)} tool calls", f"one call of {function['name']}", body=body)
+    (arguments,) = tool_calls(answer, function, parser_setting=parser_setting, body=body)
+    return arguments
+
+
+def tool_calls(
+    answer: Answer, function: Mapping[str, object], *, parser_setting: str, body: bytes
+) -> list[dict[str, object]]:
+    """The arguments of each call in an answer, all of them of `function`.
 
     Args:
         answer: the answer.
@@ -202,7 +217,8 @@ def tool_call(answer: Answer, function: Mapping[str, object], *, parser_setting:
         body: the raw answer.
 
     Raises:
-        WrongAnswerError: not one call of the function, no id, or arguments that are not JSON or do not fit.
+        WrongAnswerError: no call, a call of another function, without an id or with that of another call, or with
+            arguments that are not JSON or do not fit.
 
     """
     name = function["name"]
@@ -213,9 +229,16 @@ def tool_call(answer: Answer, function: Mapping[str, object], *, parser_setting:
             change=f"{parser_setting} and the chat template",
             body=body,
         )
-    if len(answer.tool_calls) != 1:
-        raise WrongAnswerError(f"{len(answer.tool_calls)} tool calls", f"one call of {name}", body=body)
-    call = answer.tool_calls[0]
+    ids = [call.get("id") for call in answer.tool_calls if isinstance(call, dict)]
+    if len(set(map(str, ids))) != len(ids):
+        raise WrongAnswerError(f"calls with the ids {', '.join(map(str, ids))}", "an id for each call", body=body)
+    return [_call_arguments(call, function, parser_setting, body) for call in answer.tool_calls]
+
+
+def _call_arguments(
+    call: object, function: Mapping[str, object], parser_setting: str, body: bytes
+) -> dict[str, object]:
+    name = function["name"]
     called = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(called, dict):
         raise WrongAnswerError("a tool call without a function", f"a call of {name}", body=body)

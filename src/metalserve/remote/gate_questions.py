@@ -26,6 +26,10 @@ WEATHER_TOOL = {
     },
 }
 
+# Two calls in one answer.
+PARALLEL_PROMPT = "What is the weather in Berlin and in Paris?"
+PARALLEL_CITIES = ("Berlin", "Paris")
+
 CAPITAL_PROMPT = "Name the capital of France as JSON."
 CAPITAL_ANSWER = {"city": "Paris", "country": "France"}
 CAPITAL_SCHEMA_NAME = "capital"

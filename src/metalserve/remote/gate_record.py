@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import json
-import os
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from .files import read_json_object, write_json
 from .gate import GateResult
 
 SCHEMA = 1
@@ -39,33 +37,16 @@ def new_record(result: GateResult, release_id: str, when: datetime.datetime) -> 
     }
 
 
-def read_record(path: str) -> dict[str, object]:
-    """The stored record; empty when there is none or it cannot be read as one."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def write_record(path: str, record: dict[str, object]) -> None:
-    """Put a record at `path` in one step, mode 0644: a reader sees the old one or the new one.
+def keep_record(
+    path: Path, record: Mapping[str, object], *, dry_run: bool
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Keep a record when its outcome is not the stored one; returns the outcome that was stored and the new one.
 
     Raises:
         OSError: the folder is missing or cannot be written.
 
     """
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(record, stream, ensure_ascii=False, indent=2)
-            stream.write("\n")
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        Path(temporary).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    before, after = outcome(read_json_object(path)), outcome(record)
+    if before != after and not dry_run:
+        write_json(path, record)
+    return before, after

@@ -19,6 +19,7 @@ class StreamedAnswer:
         usage: the counts of the last chunk.
         chunks: how many chunks carried content.
         first_content_seconds: from the call of `read_stream` to the first chunk with content.
+        seconds: from the call of `read_stream` to the end of the stream.
         raw: the lines as they came, for an excerpt.
 
     """
@@ -27,6 +28,7 @@ class StreamedAnswer:
     usage: Usage
     chunks: int
     first_content_seconds: float
+    seconds: float
     raw: str
 
 
@@ -79,7 +81,7 @@ def read_stream(lines: Iterable[str]) -> StreamedAnswer:
         usage = usage_of(last, json.dumps(last))
     except WrongAnswerError as wrong:
         raise WrongAnswerError(f"{wrong.found} in the last chunk", wrong.expected, body=wrong.body) from None
-    return StreamedAnswer(answer, usage, len(content), first_content_seconds, text)
+    return StreamedAnswer(answer, usage, len(content), first_content_seconds, time.monotonic() - started, text)
 
 
 def _chunk(value: str) -> dict[str, object]:

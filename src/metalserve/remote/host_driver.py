@@ -45,18 +45,20 @@ def read_driver(host: Host) -> Reading:
     running = host.files.read("/proc/sys/kernel/osrelease") or ""
     kernels = [name for name in host.files.names("/lib/modules") if _modules_of(host, name)]
     newest = max(kernels, key=_order, default=None)
-    on_disk, flavour = _on_disk(host, running, errors)
+    on_disk = _on_disk(host, running, errors)
     other = None
     if newest and newest != running and _order(newest) > _order(running):
-        other = {"kernel": newest, "version": _on_disk(host, newest, errors)[0]}
+        other = {"kernel": newest, "version": _on_disk(host, newest, errors).get("version")}
     library = _library(host, errors)
     version = _VERSION.search(library.rsplit(".so.", 1)[-1]) if library else None
     return Reading(
         {
             "loaded": loaded_version(host),
-            "flavour": _loaded_flavour(host) or flavour,
-            "on_disk": on_disk,
+            "flavour": _loaded_flavour(host) or _licence_flavour(on_disk.get("license")),
+            "flavour_on_disk": _licence_flavour(on_disk.get("license")),
+            "on_disk": on_disk.get("version"),
             "on_disk_newest_kernel": other,
+            "signer": on_disk.get("signer"),
             # A driver older than the library's own naming would say just "1".
             "userland": version.group() if version else None,
             "fabric_manager": _fabric_manager(host, errors),
@@ -74,11 +76,11 @@ def _modules_of(host: Host, kernel: str) -> bool:
     return host.files.read_bytes(f"/lib/modules/{kernel}/modules.dep") is not None
 
 
-def _on_disk(host: Host, kernel: str, errors: list[str]) -> tuple[str | None, str | None]:
-    """Version and flavour of the module that modprobe would load under a kernel."""
+def _on_disk(host: Host, kernel: str, errors: list[str]) -> dict[str, str]:
+    """version, license and signer of the module that modprobe would load under a kernel; empty without one."""
     index = host.files.read(f"/lib/modules/{kernel}/modules.dep")
     if index is None:
-        return None, None
+        return {}
     for line in index.splitlines():
         if not _MODULE_FILE.search("/" + line):
             continue
@@ -87,13 +89,13 @@ def _on_disk(host: Host, kernel: str, errors: list[str]) -> tuple[str | None, st
             answer = host.command("modinfo", "-k", kernel, name)
         except ProbeError as error:
             errors.append(str(error))
-            return None, None
-        fields = dict(re.findall(r"^(version|license):\s+(.+)$", answer.stdout, re.MULTILINE))
+            return {}
+        fields = dict(re.findall(r"^(version|license|signer):\s+(.+)$", answer.stdout, re.MULTILINE))
         if "version" not in fields:
             errors.append(f"modinfo -k {kernel} {name}: {answer.stderr.strip() or 'no version'}")
-            return None, None
-        return fields["version"], _licence_flavour(fields.get("license"))
-    return None, None
+            return {}
+        return fields
+    return {}
 
 
 def _licence_flavour(licence: str | None) -> str | None:

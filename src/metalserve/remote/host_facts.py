@@ -6,9 +6,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from . import host_driver, host_pci, host_processes, host_smi, host_software, host_system
+from . import (
+    host_cdi,
+    host_driver,
+    host_modules,
+    host_pci,
+    host_platform,
+    host_processes,
+    host_smi,
+    host_software,
+    host_store,
+    host_system,
+)
 from .host_nvml import NvmlMismatchError, NvmlMissingError, read_nvml
-from .host_probe import Host, Probe, ProbeError, Reading, Run, Tree, run_command, run_probes
+from .host_probe import Host, Probe, ProbeError, Reading, Run, Tree, run_command, run_in_tree, run_probes
 
 SCHEMA = 1
 DEFAULT_LIMIT_SECONDS = 10.0
@@ -33,6 +44,13 @@ _NO_GPU_VALUES: dict[str, Any] = {
     "numa_node": None,
     "pcie_width": None,
     "pcie_max_width": None,
+    "pcie_generation": None,
+    "pcie_max_generation": None,
+    "persistence": None,
+    "compute_mode": None,
+    "throttle_reasons": [],
+    "sram_uncorrectable": None,
+    "sram_threshold_exceeded": None,
     "fabric_state": None,
     "recovery_action": None,
     "pci_driver": None,
@@ -44,9 +62,10 @@ def collect(
     root: str = "/",
     disk_paths: Sequence[str] = ("/",),
     *,
+    models_dir: str | None = None,
     device_root: str | None = None,
     nvml: Callable[[], Any] | None = None,
-    run: Run = run_command,
+    run: Run | None = None,
     limit_seconds: float = DEFAULT_LIMIT_SECONDS,
     nvml_limit_seconds: float = DEFAULT_NVML_LIMIT_SECONDS,
 ) -> dict[str, Any]:
@@ -55,10 +74,11 @@ def collect(
     Args:
         root: where the host's file system begins.
         disk_paths: absolute paths whose file system is described; they need not exist yet.
+        models_dir: where models live; what is there of them is told.
         device_root: where sysfs PCI, /sys/module and /proc/driver begin; default: the root. For a host whose
             GPUs are simulated.
         nvml: returns the module `pynvml`; without it, or without the NVML library, nvidia-smi is asked.
-        run: runs a command within a number of seconds.
+        run: runs a command within a number of seconds; default: the commands below the root.
         limit_seconds: limit of each probe; all run at the same time, so it also bounds the whole.
         nvml_limit_seconds: the limit of the probe that talks to the driver.
 
@@ -67,6 +87,8 @@ def collect(
 
     """
     files, devices = Tree(root), Tree(device_root or root)
+    if run is None:
+        run = run_command if root == "/" else partial(run_in_tree, root)
     host = Host(files, devices, run, limit_seconds)
     patient = Host(files, devices, run, nvml_limit_seconds)
     questions: dict[str, Callable[[], Any]] = {
@@ -76,6 +98,13 @@ def collect(
         "secure_boot": partial(host_system.secure_boot, host),
         "pci": partial(host_pci.read_pci, host),
         "driver": partial(host_driver.read_driver, host),
+        "os": partial(host_platform.operating_system, host),
+        "virtualization": partial(host_platform.virtualization, host),
+        "systemd": partial(host_platform.systemd_version, host),
+        "services": partial(host_platform.services, host),
+        "dkms": partial(host_modules.dkms, host),
+        "mok_enrolled": partial(host_modules.mok_enrolled, host),
+        "cdi": partial(host_cdi.cdi, host),
         "kernel_log": partial(host_software.kernel_gpu_errors, host),
         "docker": partial(host_software.docker, host),
         "container_toolkit": partial(host_software.container_toolkit, host),
@@ -83,6 +112,8 @@ def collect(
         # One probe for each path: a network file system that hangs costs only its own answer.
         **{f"disk {path}": partial(host_system.disk, host, path) for path in disk_paths},
     }
+    if models_dir is not None:
+        questions["models"] = partial(host_store.models, host, models_dir)
     probes = [Probe(name, ask, limit_seconds) for name, ask in questions.items()]
     probes.append(Probe("nvml", partial(_ask_driver, patient, nvml), nvml_limit_seconds))
     values, errors = run_probes(probes)
@@ -111,10 +142,19 @@ def _ask_driver(host: Host, nvml: Callable[[], Any] | None) -> Reading:
 
 def _assemble(values: dict[str, Any], errors: list[dict[str, str]], disk_paths: Sequence[str]) -> dict[str, Any]:
     driver = values["driver"] or dict.fromkeys(
-        ("loaded", "flavour", "on_disk", "on_disk_newest_kernel", "userland", "fabric_manager")
+        (
+            "loaded",
+            "flavour",
+            "flavour_on_disk",
+            "on_disk",
+            "on_disk_newest_kernel",
+            "signer",
+            "userland",
+            "fabric_manager",
+        )
     )
     nvml = values["nvml"] or {}
-    pci = values["pci"] or {"gpus": [], "nvswitch_count": 0}
+    pci = values["pci"] or {"gpus": [], "nvswitch_count": 0, "acs_redirect": [], "iommu": None}
     log = values["kernel_log"] or {"xid_errors": [], "sxid_errors": []}
     processes = values["processes"] or {"listening": [], "holders": []}
     nouveau_bound = any(gpu["pci_driver"] == "nouveau" for gpu in pci["gpus"])
@@ -128,24 +168,34 @@ def _assemble(values: dict[str, Any], errors: list[dict[str, str]], disk_paths: 
     state = host_driver.driver_state(driver, nouveau_bound=nouveau_bound, nvml_mismatch=bool(nvml.get("mismatch")))
     return {
         "schema": SCHEMA,
-        **(values["kernel"] or {"kernel": None, "architecture": None}),
+        **(values["kernel"] or dict.fromkeys(("kernel", "kernel_headers", "boot_id", "architecture"))),
+        "os": values["os"] or {"id": None, "version_id": None, "like": []},
+        "virtualization": values["virtualization"],
+        "systemd": values["systemd"],
+        "services": values["services"] or dict.fromkeys(host_platform.SERVICES),
         "cpu": values["cpu"],
         "memory": values["memory"],
         "disks": [disk for disk in (values[f"disk {path}"] for path in disk_paths) if disk],
         "secure_boot": values["secure_boot"],
+        "mok_enrolled": values["mok_enrolled"],
         "nouveau_bound": nouveau_bound,
         "driver": {
             "state": state,
             **driver,
+            "dkms": values["dkms"] or [],
             "cuda": nvml.get("cuda"),
             "holders": processes["holders"],
         },
         "nvswitch_count": pci["nvswitch_count"],
         "gpus": gpus,
         "links": nvml.get("links"),
+        "acs_redirect": pci["acs_redirect"],
+        "iommu": pci["iommu"],
         **log,
-        "docker": values["docker"] or {"version": None, "api": None, "cdi": None, "running": False},
+        "models": values.get("models") or [],
+        "docker": values["docker"] or {"version": None, "api": None, "cdi": None, "running": False, "images": []},
         "container_toolkit": values["container_toolkit"] or {"version": None},
+        "cdi": values["cdi"] or {"specs": []},
         "listening": processes["listening"],
         "probe_errors": errors + gpu_errors,
     }

@@ -39,11 +39,47 @@ _RECOVERY_ACTIONS = {
     6: "bus_reset",
     7: "system_reboot",
 }
+_COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+# nvmlClocksEventReasons in the words of `nvidia-smi -q -x`.
+_THROTTLE_REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clocks_setting",
+}
+_MEMORY_ERROR_UNCORRECTED = 1
+_ECC_AGGREGATE = 1
+_MEMORY_LOCATION_SRAM = 7
 _FABRIC_STATES = {0: None, 1: "not_started", 2: "in_progress", 3: "completed"}
 # nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`. It knows nothing of NVLink.
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # Active NVLinks of a GPU: number -> (type, PCI address) of the other end. None where there is no NVLink.
 Links = Optional[dict[int, tuple[Optional[int], Optional[str]]]]
+
+
+class _SramErrors(ctypes.Structure):
+    """nvmlEccSramErrorStatus_v1_t of nvml.h, which nvidia-ml-py does not have."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("aggregateUncParity", ctypes.c_ulonglong),
+        ("aggregateUncSecDed", ctypes.c_ulonglong),
+        ("aggregateCor", ctypes.c_ulonglong),
+        ("volatileUncParity", ctypes.c_ulonglong),
+        ("volatileUncSecDed", ctypes.c_ulonglong),
+        ("volatileCor", ctypes.c_ulonglong),
+        ("aggregateUncBucketL2", ctypes.c_ulonglong),
+        ("aggregateUncBucketSm", ctypes.c_ulonglong),
+        ("aggregateUncBucketPcie", ctypes.c_ulonglong),
+        ("aggregateUncBucketMcu", ctypes.c_ulonglong),
+        ("aggregateUncBucketOther", ctypes.c_ulonglong),
+        ("bThresholdExceeded", ctypes.c_uint),
+    )
 
 
 class NvmlMissingError(ProbeError):
@@ -80,8 +116,13 @@ class _Nvml:
 
     def call(self, name: str, *arguments: Any, of: str = "") -> Any:
         """Call a function; errors other than "not offered" are noted. Bytes of old bindings become text."""
+        function = getattr(self.nvml, name, None)
+        return None if function is None else self.attempt(name, lambda: function(*arguments), of=of)
+
+    def attempt(self, name: str, ask: Callable[[], Any], *, of: str = "") -> Any:
+        """Ask in a way that the binding has no function for."""
         try:
-            answer = getattr(self.nvml, name)(*arguments)
+            answer = ask()
         except AttributeError:
             return None
         except self.nvml.NVMLError as error:
@@ -165,6 +206,12 @@ def _gpu(session: _Nvml, handle: Any, index: int, links: Links) -> dict[str, Any
         "nvlink_active": None if links is None else len(links),
         "pcie_width": link_width(call("nvmlDeviceGetCurrPcieLinkWidth")),
         "pcie_max_width": link_width(call("nvmlDeviceGetMaxPcieLinkWidth")),
+        "pcie_generation": call("nvmlDeviceGetCurrPcieLinkGeneration"),
+        "pcie_max_generation": call("nvmlDeviceGetMaxPcieLinkGeneration"),
+        "persistence": _is_on(call("nvmlDeviceGetPersistenceMode")),
+        "compute_mode": _COMPUTE_MODES.get(call("nvmlDeviceGetComputeMode")),
+        "throttle_reasons": _throttle_reasons(call),
+        **_sram_errors(session, handle, index),
         "fabric_state": _fabric_state(session, handle, index),
         "recovery_action": _recovery_action(call("nvmlDeviceGetFieldValues", [_FIELD_RECOVERY_ACTION])),
         "source": "nvml",
@@ -201,6 +248,46 @@ def _memory(call: Callable[..., Any]) -> dict[str, int | None]:
 
 def _first_is_on(current_and_pending: Any) -> bool | None:
     return None if current_and_pending is None else current_and_pending[0] == 1
+
+
+def _is_on(value: Any) -> bool | None:
+    return None if value is None else value == 1
+
+
+def _throttle_reasons(call: Callable[..., Any]) -> list[str]:
+    bits = call("nvmlDeviceGetCurrentClocksEventReasons")
+    if bits is None:
+        # The name before driver 535.
+        bits = call("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return [word for bit, word in _THROTTLE_REASONS.items() if (bits or 0) & bit]
+
+
+def _sram_errors(session: _Nvml, handle: Any, index: int) -> dict[str, Any]:
+    """Uncorrectable errors of the on-chip memory over the GPU's life, and whether they are too many to go on."""
+    status = _SramErrors(version=ctypes.sizeof(_SramErrors) | 1 << 24)
+    found = getattr(session.nvml, "_nvmlGetFunctionPointer", None)
+
+    def ask() -> int:
+        code = int(found("nvmlDeviceGetSramEccErrorStatus")(handle, ctypes.byref(status))) if found else _NOT_SUPPORTED
+        if code:
+            raise session.nvml.NVMLError(code)
+        return 1
+
+    if session.attempt("nvmlDeviceGetSramEccErrorStatus", ask, of=str(index)) is None:
+        # Drivers before 550 know the number only.
+        number = session.call(
+            "nvmlDeviceGetMemoryErrorCounter",
+            handle,
+            _MEMORY_ERROR_UNCORRECTED,
+            _ECC_AGGREGATE,
+            _MEMORY_LOCATION_SRAM,
+            of=str(index),
+        )
+        return {"sram_uncorrectable": number, "sram_threshold_exceeded": None}
+    return {
+        "sram_uncorrectable": status.aggregateUncParity + status.aggregateUncSecDed,
+        "sram_threshold_exceeded": bool(status.bThresholdExceeded),
+    }
 
 
 def _remapped_rows(rows: Any) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ _GRACE_SECONDS = 1.5
 _MAX_LINKS_FOLLOWED = 40
 # sbin for a user who is not root; the last one is where driver containers and some images put the tools.
 _EXTRA_PATH = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/nvidia/bin")
+_TREE_PATH = (*_EXTRA_PATH, "/usr/local/bin", "/usr/bin", "/bin")
 
 
 class ProbeError(Exception):
@@ -73,6 +75,26 @@ def run_command(argv: Sequence[str], limit_seconds: float) -> Output:
             process.communicate(timeout=0.2)
         raise ProbeError(f"{' '.join(argv)}: no answer in {limit_seconds:.3g} s") from None
     return Output(process.returncode, stdout, stderr)
+
+
+def run_in_tree(root: str, argv: Sequence[str], limit_seconds: float) -> Output:
+    """Run a command that lies in a tree of files, as `run_command` does.
+
+    Nothing of this machine answers for a host that is only a tree: a command that the tree lacks is not installed.
+
+    Raises:
+        CommandMissingError: there is no such command in the tree.
+        ProbeError: it could not be started, or did not finish within the limit.
+
+    """
+    below = root.rstrip("/")
+    if argv[0].startswith("/"):
+        command: str | None = below + argv[0]
+    else:
+        command = shutil.which(argv[0], path=os.pathsep.join(below + place for place in _TREE_PATH))
+    if command is None or not os.access(command, os.X_OK):
+        raise CommandMissingError(f"{argv[0]}: not installed")
+    return run_command([command, *argv[1:]], limit_seconds)
 
 
 @dataclass(frozen=True)

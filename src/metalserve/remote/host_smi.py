@@ -97,6 +97,13 @@ def _gpu(gpu: ElementTree.Element, index: int) -> dict[str, Any]:
         "nvlink_active": None,
         "pcie_width": link_width(_leaf(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
         "pcie_max_width": link_width(_leaf(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        "pcie_generation": _amount(gpu, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
+        "pcie_max_generation": _amount(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
+        "persistence": _switch(gpu, "persistence_mode"),
+        "compute_mode": _words(_leaf(gpu, "compute_mode")),
+        "throttle_reasons": _throttle_reasons(gpu),
+        "sram_uncorrectable": _sram_uncorrectable(gpu),
+        "sram_threshold_exceeded": _switch(gpu, "ecc_errors/aggregate/sram_threshold_exceeded"),
         "fabric_state": _words(_leaf(gpu, "fabric/state")),
         "recovery_action": "none" if action is None and _has(gpu, "gpu_recovery_action") else _words(action),
         "source": "nvml",
@@ -137,6 +144,25 @@ def _remapped_rows(gpu: ElementTree.Element) -> dict[str, Any] | None:
         "failure": _switch(gpu, "remapped_rows/remapped_row_failure"),
     }
     return None if None in rows.values() else rows
+
+
+def _throttle_reasons(gpu: ElementTree.Element) -> list[str]:
+    # Drivers before 535 say throttle where newer ones say event.
+    for word in ("event", "throttle"):
+        parent = gpu.find(f"clocks_{word}_reasons")
+        if parent is not None:
+            prefix = f"clocks_{word}_reason_"
+            return [child.tag[len(prefix) :] for child in parent if (child.text or "").strip() == "Active"]
+    return []
+
+
+def _sram_uncorrectable(gpu: ElementTree.Element) -> int | None:
+    """Over the GPU's life; since driver 550 in two numbers."""
+    names = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded")
+    found = [
+        number for name in names for number in [_amount(gpu, f"ecc_errors/aggregate/{name}")] if number is not None
+    ]
+    return sum(found) if found else None
 
 
 def parse_compute_capabilities(text: str) -> dict[str | None, str]:

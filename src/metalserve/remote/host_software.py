@@ -15,11 +15,11 @@ _MESSAGE_CHARACTERS = 300
 
 
 def docker(host: Host) -> Reading:
-    """Version of the Docker engine, its API version, whether it answers, whether it resolves CDI devices.
+    """Version of the Docker engine, its API version, whether it answers, whether it resolves CDI devices, its images.
 
     The version is the daemon's. While the daemon does not answer it is the client's, which may differ.
     """
-    absent = {"version": None, "api": None, "cdi": None, "running": False}
+    absent: dict[str, Any] = {"version": None, "api": None, "cdi": None, "running": False, "images": []}
     try:
         answer = host.command("docker", "version", "--format", "{{json .}}")
     except CommandMissingError:
@@ -34,12 +34,18 @@ def docker(host: Host) -> Reading:
             {**absent, "version": client.get("Version"), "api": client.get("ApiVersion")},
             (f"docker version: {answer.stderr.strip() or 'the daemon does not answer'}",),
         )
-    facts = {"version": server["Version"], "api": server.get("ApiVersion"), "cdi": False, "running": True}
+    facts = {**absent, "version": server["Version"], "api": server.get("ApiVersion"), "cdi": False, "running": True}
     # The daemon lists directories only while CDI is on. A client older than CDI does not know the field
     # and fails; an older daemon answers null: neither can do CDI.
     listed = host.command("docker", "info", "--format", "{{json .CDISpecDirs}}")
     if listed.code == 0:
         facts["cdi"] = listed.stdout.strip() not in ("", "null", "[]")
+    try:
+        kept = host.command("docker", "image", "ls", "--digests", "--format", "{{.Repository}}@{{.Digest}}")
+    except ProbeError as error:
+        return Reading(facts, (str(error),))
+    # An image that was built or loaded here has no digest.
+    facts["images"] = sorted({line for line in kept.stdout.split() if "@sha256:" in line})
     return Reading(facts)
 
 

@@ -16,9 +16,13 @@ _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e
 
 
 def kernel(host: Host) -> dict[str, Any]:
-    """The running kernel's release and the machine's architecture."""
+    """The running kernel's release, whether modules can be built for it, this boot's id and the architecture."""
+    release = host.files.read("/proc/sys/kernel/osrelease") or os.uname().release
     return {
-        "kernel": host.files.read("/proc/sys/kernel/osrelease") or os.uname().release,
+        "kernel": release,
+        # The link is there on every host; it leads somewhere once the headers are installed.
+        "kernel_headers": host.files.exists(f"/lib/modules/{release}/build/Makefile"),
+        "boot_id": host.files.read("/proc/sys/kernel/random/boot_id"),
         "architecture": host.files.read("/proc/sys/kernel/arch") or platform.machine(),
     }
 

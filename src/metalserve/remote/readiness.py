@@ -8,19 +8,32 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Optional
+
+from .failures import Failure, find_failures
 
 Runner = Callable[[Sequence[str]], str]
+# A traceback of an engine with workers fills hundreds of lines; the cause stands above it.
+EXPLAINED_LINES = 600
 _PROPERTIES = "LoadState,ActiveState,SubState,InvocationID,NRestarts,Result,ExecMainStatus"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """What became of the wait: ready or not, after how many seconds, with the reason and the journal's last lines."""
+    """What became of the wait: ready or not, after how many seconds, with the reason and the journal's last lines.
+
+    `failures` is what the journal says about the cause, the most telling first.
+    """
 
     ready: bool
     seconds: float
     message: str
     journal: tuple[str, ...]
+    failures: tuple[Failure, ...] = ()
+
+    def explained(self) -> str:
+        """The message with the causes that were recognised, each on a line of its own."""
+        return "\n".join([self.message, *(failure.sentence() for failure in self.failures)])
 
 
 def run_command(argv: Sequence[str]) -> str:
@@ -49,6 +62,7 @@ def wait_until_ready(
     probe: Callable[[str], bool] = answers,
     journal_lines: int = 40,
     pause_seconds: float = 1.0,
+    since: Optional[float] = None,
 ) -> Readiness:
     """Wait for the engine's readiness route while its unit lives.
 
@@ -60,6 +74,7 @@ def wait_until_ready(
         probe: asks the URL.
         journal_lines: how much of the journal goes into the result when the wait fails.
         pause_seconds: between two looks.
+        since: where the journal of this start begins, in seconds since the epoch; without it all of it is looked at.
     """
     start = time.monotonic()
     first: Mapping[str, str] = {}
@@ -73,12 +88,12 @@ def wait_until_ready(
             # The unit once more: an answer on the port may come from somebody else after the engine died.
             died = _why_dead(_state(unit, run), first)
         if died:
-            return _failed(unit, seconds, f"{unit} died: {died}", run, journal_lines)
+            return _failed(unit, seconds, f"{unit} died: {died}", run, journal_lines, since)
         if ready:
             return Readiness(True, seconds, f"{unit} answers after {seconds:.0f} s", ())
         if seconds > timeout_seconds:
             text = f"{unit} lives but {url} does not answer after {seconds:.0f} s"
-            return _failed(unit, seconds, text, run, journal_lines)
+            return _failed(unit, seconds, text, run, journal_lines, since)
         time.sleep(pause_seconds)
 
 
@@ -104,6 +119,15 @@ def _why_dead(state: Mapping[str, str], first: Mapping[str, str]) -> str:
     return f"systemd has started it again ({result})" if restarted else ""
 
 
-def _failed(unit: str, seconds: float, message: str, run: Runner, journal_lines: int) -> Readiness:
-    text = run(["journalctl", "--unit", unit, "--lines", str(journal_lines), "--output", "cat", "--no-pager"])
-    return Readiness(False, seconds, message, tuple(text.splitlines()))
+def read_journal(unit: str, run: Runner, since: Optional[float] = None, lines: int = EXPLAINED_LINES) -> list[str]:
+    """The last lines of a unit's journal, since a moment in seconds since the epoch."""
+    bound = [] if since is None else [f"--since=@{since:.0f}"]
+    text = run(["journalctl", "--unit", unit, "--lines", str(lines), "--output", "cat", "--no-pager", *bound])
+    return text.splitlines()
+
+
+def _failed(
+    unit: str, seconds: float, message: str, run: Runner, journal_lines: int, since: Optional[float]
+) -> Readiness:
+    lines = read_journal(unit, run, since)
+    return Readiness(False, seconds, message, tuple(lines[-journal_lines:]), tuple(find_failures(lines)))

@@ -12,47 +12,25 @@ The published directory appears by one rename, so that no reader ever sees half 
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
-import http.client
 import json
 import os
 import re
 import shutil
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
-RECORD_NAME = ".metalserve.json"
-MANIFEST_NAME = "metalserve-manifest.json"
-_CHUNK_BYTES = 4 << 20
+from .weights_content import Expectation, check_content
+from .weights_download import Transfer, fetch_file, partial_path
+from .weights_hash import hash_files
+from .weights_manifest import RECORD_NAME, FileEntry, WeightsError, parse_manifest
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-# Answers that will be the same at the next try; 416 comes from a file shorter than what is here already.
-_FINAL_ANSWERS = (401, 403, 404, 410, 416)
-
-
-class WeightsError(Exception):
-    """A sentence: what was found, what is needed, what to change."""
-
-
-class _TooLongError(OSError):
-    """The source's file goes on where the manifest's file ends."""
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """One file of a manifest: path relative to the model directory, size in bytes, SHA-256 in lower-case hex."""
-
-    path: str
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -72,60 +50,6 @@ class Outcome:
     """All files are right, but they had to be hashed to know it: a real run would write that down."""
 
 
-def parse_manifest(files: Sequence[Mapping[str, Any]]) -> tuple[FileEntry, ...]:
-    """Check a manifest's file list and return it as entries.
-
-    Raises:
-        WeightsError: for an empty list, a path that leaves the directory, or a malformed size or hash.
-    """
-    if not files:
-        raise WeightsError(
-            "The manifest lists no files. Needed: path, size_bytes and sha256 of every file. "
-            "Change: run playbooks/ops/lock.yml for this model."
-        )
-    entries = []
-    for item in files:
-        if not isinstance(item, Mapping):
-            raise WeightsError(f"The manifest has the entry {item!r}. Needed: path, size_bytes and sha256 of a file.")
-        path, size, digest = str(item.get("path", "")), item.get("size_bytes"), str(item.get("sha256", ""))
-        parts = Path(path).parts
-        plain = path == Path(path).as_posix() and path.isprintable()
-        if not parts or not plain or path.startswith("/") or ".." in parts or parts[0] == RECORD_NAME:
-            raise WeightsError(f"The manifest names the file {path!r}. Needed: a path inside the model's directory.")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0 or not _SHA256.fullmatch(digest):
-            raise WeightsError(
-                f"The manifest's entry for {path} has size {size!r} and hash {digest!r}. "
-                "Needed: a whole number of bytes and 64 hex digits of SHA-256."
-            )
-        entries.append(FileEntry(path, int(size), digest))
-    if len({entry.path for entry in entries}) != len(entries):
-        raise WeightsError("The manifest lists a path twice. Needed: each file once.")
-    return tuple(entries)
-
-
-def manifest_sha256(files: Sequence[Mapping[str, Any]]) -> str:
-    """The SHA-256 of a manifest's canonical form: one line `<sha256>  <size>  <path>` a file, sorted by path."""
-    lines = sorted((e.path, f"{e.sha256}  {e.size_bytes}  {e.path}\n") for e in parse_manifest(files))
-    return hashlib.sha256("".join(line for _, line in lines).encode()).hexdigest()
-
-
-def make_manifest(directory: Path) -> list[dict[str, Any]]:
-    """Hash every file below a directory, except hidden ones and a manifest already there.
-
-    Raises:
-        WeightsError: when the directory holds no file.
-    """
-    found = []
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-        name = path.relative_to(directory).as_posix()
-        if name == MANIFEST_NAME or any(part.startswith(".") for part in Path(name).parts):
-            continue
-        found.append({"path": name, "size_bytes": path.stat().st_size, "sha256": _hash_file(path)})
-    if not found:
-        raise WeightsError(f"{directory} holds no files. Needed: the directory of a model.")
-    return found
-
-
 def ensure_model(
     models_dir: Path,
     model: str,
@@ -135,11 +59,13 @@ def ensure_model(
     *,
     dry_run: bool = False,
     full_hash: bool = False,
+    expected: Optional[Expectation] = None,
     reserve_bytes: int = 1 << 30,
     lock_timeout_seconds: float = 3600.0,
-    read_timeout_seconds: float = 60.0,
-    attempts: int = 3,
-    log: Callable[[str], None] = lambda text: None,
+    connections: int = 1,
+    transfer: Optional[Transfer] = None,
+    removable: Callable[[], str] = lambda: "",
+    started: Callable[[int, int], None] = lambda total_bytes, needed_bytes: None,
 ) -> Outcome:
     """Bring one revision to its published place, fetching only what is missing or damaged.
 
@@ -150,10 +76,13 @@ def ensure_model(
         sources: base URLs (http, https, file) or absolute directories, tried in order for each file.
         dry_run: look and check (disk space included), change nothing.
         full_hash: hash published files even when size and mtime are those of the last hash.
+        expected: what the model must be beside its hashes; None does not look.
         reserve_bytes: free space that must remain on the disk afterwards.
         lock_timeout_seconds: how long to wait for another run on the same revision.
-        read_timeout_seconds: longest silence of a source before the attempt is given up.
-        attempts: tries of each source for each file, with growing pauses between them.
+        connections: files that are fetched at once.
+        transfer: how files are fetched.
+        removable: says what could be removed when the disk is too small.
+        started: called with the bytes of the model and those still to fetch, when it is known.
 
     Raises:
         WeightsError: with the file, the source and the numbers; nothing is published then.
@@ -165,24 +94,32 @@ def ensure_model(
             )
     entries = parse_manifest(files)
     final = models_dir / model / revision
-    incoming = models_dir / ".incoming" / f"{model}@{revision}"
+    incoming = incoming_directory(models_dir, model, revision)
     if dry_run:
         bad = _damaged(final, entries, full_hash=full_hash) if final.is_dir() else list(entries)
         needed_bytes = _still_needed(incoming, bad)
-        _check_space(models_dir, needed_bytes, model, reserve_bytes)
+        _check_space(models_dir, needed_bytes, model, reserve_bytes, removable)
+        if final.is_dir():
+            _refuse_strangers(final, entries)
+            if not bad:
+                _check_published(final, entries, expected, again=full_hash)
         outcome = _outcome(final, bad, needed_bytes, [], final.is_dir(), "would fetch")
-        return replace(outcome, record_stale=not bad and _record_rows(final, entries) != _read_record(final))
+        known = read_record(final)
+        stale = not bad and {**_record(final, entries, expected), "published_at": known.get("published_at")} != known
+        return replace(outcome, record_stale=stale)
 
     incoming.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(incoming.with_name(incoming.name + ".lock"), lock_timeout_seconds):
+    with locked(incoming.with_name(incoming.name + ".lock"), lock_timeout_seconds):
         published = final.is_dir()
+        if published:
+            _refuse_strangers(final, entries)
         bad = _damaged(final, entries, full_hash=full_hash) if published else list(entries)
         needed_bytes = _still_needed(incoming, bad)
+        started(sum(entry.size_bytes for entry in entries), needed_bytes)
         if bad:
-            _check_space(models_dir, needed_bytes, model, reserve_bytes)
+            _check_space(models_dir, needed_bytes, model, reserve_bytes, removable)
             incoming.mkdir(exist_ok=True)
-            for entry in bad:
-                _fetch(entry, incoming / entry.path, sources, read_timeout_seconds, attempts, log)
+            _fetch_all(bad, incoming, sources, connections, transfer or Transfer())
             if published:
                 # A running engine keeps the old file open; the rename gives later readers the right one.
                 for entry in bad:
@@ -191,14 +128,68 @@ def ensure_model(
                 shutil.rmtree(incoming)
             else:
                 _drop_strangers(incoming, entries)
-                _write_record(incoming, entries)
+                if expected:
+                    check_content(incoming, [entry.path for entry in entries], expected)
+                _write_record(incoming, _record(incoming, entries, expected))
                 final.parent.mkdir(parents=True, exist_ok=True)
                 _sync_directory(incoming)
                 incoming.rename(final)
                 _sync_directory(final.parent)
+        if published:
+            _check_published(final, entries, expected, again=bool(bad) or full_hash)
         # Also after a look that had to hash: what is proven now is believed at the next run.
-        _write_record(final, entries)
+        _write_record(final, _record(final, entries, expected))
     return _outcome(final, bad, needed_bytes, bad if published else [], published, "fetched")
+
+
+def incoming_directory(models_dir: Path, model: str, revision: str) -> Path:
+    """Where a revision lies while it is being fetched."""
+    return models_dir / ".incoming" / f"{model}@{revision}"
+
+
+def verify_published(directory: Path) -> tuple[FileEntry, ...]:
+    """Hash every file of a published directory against its own record; returns those that are damaged or missing.
+
+    Raises:
+        WeightsError: there is no record, or there are files that it does not name.
+    """
+    rows = read_record(directory).get("files") or {}
+    if not rows:
+        raise WeightsError(
+            f"{directory} has no record of its hashes. Needed: {RECORD_NAME}. Change: run playbooks/stage.yml."
+        )
+    entries = parse_manifest(
+        [{"path": path, "size_bytes": row.get("size_bytes"), "sha256": row.get("sha256")} for path, row in rows.items()]
+    )
+    _refuse_strangers(directory, entries)
+    return tuple(_damaged(directory, entries, full_hash=True))
+
+
+def _fetch_all(
+    entries: Sequence[FileEntry], incoming: Path, sources: Sequence[str], connections: int, transfer: Transfer
+) -> None:
+    """Fetch files, some at once; the first that cannot be had stops the others where they are."""
+    errors: list[BaseException] = []
+
+    def fetch(entry: FileEntry) -> None:
+        try:
+            fetch_file(entry, incoming / entry.path, sources, transfer)
+        except BaseException as error:
+            errors.append(error)
+            transfer.stop.set()
+
+    with ThreadPoolExecutor(max_workers=max(1, connections)) as pool:
+        for entry in entries:
+            pool.submit(fetch, entry)
+    if errors:
+        raise errors[0]
+
+
+def _check_published(
+    final: Path, entries: Sequence[FileEntry], expected: Optional[Expectation], *, again: bool
+) -> None:
+    if expected and (again or read_record(final).get("content") != expected.key):
+        check_content(final, [entry.path for entry in entries], expected)
 
 
 def _outcome(
@@ -214,14 +205,6 @@ def _outcome(
     return Outcome(bool(bad), str(final), names, size, tuple(e.path for e in healed), message)
 
 
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _drop_strangers(incoming: Path, entries: Sequence[FileEntry]) -> None:
     """Remove what a run with another manifest left behind: only proven files are published."""
     wanted = {incoming / entry.path for entry in entries}
@@ -230,7 +213,25 @@ def _drop_strangers(incoming: Path, entries: Sequence[FileEntry]) -> None:
             path.unlink()
 
 
-def _record_rows(directory: Path, entries: Sequence[FileEntry]) -> dict[str, dict[str, Any]]:
+def _refuse_strangers(directory: Path, entries: Sequence[FileEntry]) -> None:
+    """Refuse files that no manifest names: an engine loads whatever *.safetensors lies in the directory."""
+    wanted = {entry.path for entry in entries}
+    found = []
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        if name not in wanted and not hidden and not path.is_dir():
+            found.append(name)
+    if found:
+        raise WeightsError(
+            f"{directory} holds {len(found)} files that the manifest does not name: {', '.join(sorted(found)[:5])}. "
+            "Needed: only files that are proven: an engine loads every *.safetensors that lies there. "
+            "Change: remove them, or name them in the manifest (playbooks/ops/lock.yml)."
+        )
+
+
+def _record(directory: Path, entries: Sequence[FileEntry], expected: Optional[Expectation]) -> dict[str, Any]:
+    """What is written down of files that are proven."""
     rows = {}
     for entry in entries:
         status = (directory / entry.path).stat()
@@ -239,26 +240,29 @@ def _record_rows(directory: Path, entries: Sequence[FileEntry]) -> dict[str, dic
             "mtime_ns": status.st_mtime_ns,
             "sha256": entry.sha256,
         }
-    return rows
+    before = read_record(directory)
+    # A run that did not look leaves what an earlier one has seen.
+    content = expected.key if expected else before.get("content")
+    return {"schema": 1, "files": rows, "content": content, "published_at": before.get("published_at") or time.time()}
 
 
-def _write_record(directory: Path, entries: Sequence[FileEntry]) -> None:
-    """Write down size and mtime of files that are proven, unless that is what the record says."""
-    rows = _record_rows(directory, entries)
-    if rows == _read_record(directory):
+def _write_record(directory: Path, record: Mapping[str, Any]) -> None:
+    """Write the record, unless it is there."""
+    if record == read_record(directory):
         return
     temporary = directory / (RECORD_NAME + ".new")
-    temporary.write_text(json.dumps({"schema": 1, "files": rows}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(temporary, directory / RECORD_NAME)
 
 
-def _read_record(directory: Path) -> Mapping[str, Any]:
-    """The record's rows by path; empty when there is none that can be read."""
+def read_record(directory: Path) -> Mapping[str, Any]:
+    """What is written down of a published directory; empty when there is nothing that can be read."""
     try:
-        rows = json.loads((directory / RECORD_NAME).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        record = json.loads((directory / RECORD_NAME).read_text(encoding="utf-8"))
+        rows = record["files"]
+        return {**record, "files": {path: row for path, row in rows.items() if isinstance(row, Mapping)}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return {path: row for path, row in rows.items() if isinstance(row, Mapping)} if isinstance(rows, Mapping) else {}
 
 
 def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) -> list[FileEntry]:
@@ -266,14 +270,14 @@ def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) 
 
     A file with the size and mtime of its last full hash is believed, unless `full_hash` asks again.
     """
-    known = _read_record(directory)
-    bad = []
+    known = read_record(directory).get("files") or {}
+    bad, doubtful = set(), {}
     for entry in entries:
         path = directory / entry.path
         try:
             status = path.stat()
         except OSError:
-            bad.append(entry)
+            bad.add(entry)
             continue
         row = known.get(entry.path, {})
         believed = (
@@ -282,9 +286,13 @@ def _damaged(directory: Path, entries: Sequence[FileEntry], *, full_hash: bool) 
             and row.get("mtime_ns") == status.st_mtime_ns
             and row.get("size_bytes") == status.st_size
         )
-        if status.st_size != entry.size_bytes or not (believed or _hash_file(path) == entry.sha256):
-            bad.append(entry)
-    return bad
+        if status.st_size != entry.size_bytes:
+            bad.add(entry)
+        elif not believed:
+            doubtful[path] = entry
+    digests = hash_files(doubtful)
+    bad |= {entry for path, entry in doubtful.items() if digests[path] != entry.sha256}
+    return [entry for entry in entries if entry in bad]
 
 
 def _still_needed(incoming: Path, entries: Sequence[FileEntry]) -> int:
@@ -292,14 +300,16 @@ def _still_needed(incoming: Path, entries: Sequence[FileEntry]) -> int:
     total = 0
     for entry in entries:
         have = 0
-        for candidate in (incoming / entry.path, _partial(incoming / entry.path)):
+        for candidate in (incoming / entry.path, partial_path(incoming / entry.path)):
             if candidate.exists():
                 have = max(have, min(candidate.stat().st_size, entry.size_bytes))
         total += entry.size_bytes - have
     return total
 
 
-def _check_space(models_dir: Path, needed_bytes: int, model: str, reserve_bytes: int) -> None:
+def _check_space(
+    models_dir: Path, needed_bytes: int, model: str, reserve_bytes: int, removable: Callable[[], str]
+) -> None:
     place = models_dir
     while not place.exists():
         place = place.parent
@@ -310,6 +320,7 @@ def _check_space(models_dir: Path, needed_bytes: int, model: str, reserve_bytes:
             f"The disk of {models_dir} has {_gib(free)} GiB free. Needed: {_gib(needed_bytes)} GiB still to fetch "
             f"for {model} and {_gib(reserve_bytes)} GiB in reserve. Change: free "
             f"{_gib(needed_bytes + reserve_bytes - free)} GiB there, or set model_weights_dir to a larger disk."
+            + removable()
         )
 
 
@@ -317,104 +328,8 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2f}"
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def _fetch(
-    entry: FileEntry,
-    target: Path,
-    sources: Sequence[str],
-    timeout: float,
-    attempts: int,
-    log: Callable[[str], None],
-) -> None:
-    """Fetch one file into `target` from the first source that gives the right bytes."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and target.stat().st_size == entry.size_bytes and _hash_file(target) == entry.sha256:
-        return
-    if not sources:
-        raise WeightsError(
-            f"No source is given for {entry.path}. Needed: at least one URL or directory. "
-            "Change: the model's `sources`."
-        )
-    failures = []
-    for source in sources:
-        for attempt in range(1, attempts + 1):
-            try:
-                found = _download(entry, source, _partial(target), timeout)
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise WeightsError(
-                        f"The disk of {target.parent} filled up while {entry.path} was being written. Needed: "
-                        f"{_gib(entry.size_bytes)} GiB for this file. Change: free space there and run again; "
-                        "what is complete is kept."
-                    ) from error
-                failures.append(f"{source}: {error}")
-                log(f"{entry.path} from {source}, attempt {attempt}: {error}")
-                if isinstance(error, _TooLongError) or getattr(error, "code", None) in _FINAL_ANSWERS:
-                    break
-                if attempt < attempts:
-                    time.sleep(min(30.0, 0.5 * 2**attempt))
-                continue
-            if found == entry.sha256:
-                os.replace(_partial(target), target)
-                return
-            _partial(target).unlink()
-            failures.append(f"{source}: sha256 {found}, the manifest says {entry.sha256}")
-            break
-    raise WeightsError(
-        f"{entry.path} could not be had with the right content; nothing was published. Found: {'; '.join(failures)}. "
-        "Change: the source, or the locked manifest when the file was meant to change (playbooks/ops/lock.yml)."
-    )
-
-
-def _download(entry: FileEntry, source: str, partial: Path, timeout: float) -> str:
-    """Continue or start the download of one file; returns the SHA-256 of what came.
-
-    Raises:
-        OSError, HTTPException: connection trouble, or a file shorter or longer than the manifest says.
-        ValueError: a source that is no URL.
-    """
-    url = source.rstrip("/") + "/" + urllib.request.pathname2url(entry.path)
-    if source.startswith("/"):
-        url = Path(source, entry.path).as_uri()
-    have = partial.stat().st_size if partial.exists() else 0
-    if have >= entry.size_bytes:
-        have = 0
-    request = urllib.request.Request(url)
-    if have and url.startswith("http"):
-        request.add_header("Range", f"bytes={have}-")
-    digest = hashlib.sha256()
-    with urllib.request.urlopen(request, timeout=timeout) as response:
-        resumed = have > 0 and getattr(response, "status", None) == 206
-        if resumed:
-            with partial.open("rb") as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-        written = have if resumed else 0
-        with partial.open("ab" if resumed else "wb") as out:
-            while chunk := response.read(_CHUNK_BYTES):
-                written += len(chunk)
-                if written > entry.size_bytes:
-                    # What is here is of no use to the next source.
-                    partial.unlink()
-                    raise _TooLongError(f"longer than the {entry.size_bytes} bytes of the manifest")
-                digest.update(chunk)
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-    if written < entry.size_bytes:
-        raise OSError(f"ended after {written} of {entry.size_bytes} bytes")
-    if resumed and digest.hexdigest() != entry.sha256:
-        # The part that was continued may have come from another source: this one is judged by what is all its own.
-        partial.unlink()
-        return _download(entry, source, partial, timeout)
-    return digest.hexdigest()
-
-
 @contextmanager
-def _locked(path: Path, timeout_seconds: float) -> Iterator[None]:
+def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
     """Hold the revision's lock; the kernel drops it when the process dies, so no stale lock can remain."""
     deadline = time.monotonic() + timeout_seconds
     with path.open("a+", encoding="utf-8") as stream:

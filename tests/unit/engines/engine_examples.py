@@ -51,7 +51,11 @@ VLLM_CPU_PLAN: dict[str, Any] = CUDA_PLAN | {
     "enforce_eager": True,
 }
 
-SGLANG_CPU_PLAN: dict[str, Any] = VLLM_CPU_PLAN | {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": None}
+SGLANG_CPU_PLAN: dict[str, Any] = VLLM_CPU_PLAN | {
+    "gpu_memory_utilization": 0.9,
+    "kv_cache_memory_bytes": None,
+    "kv_cache_tokens": 65536,
+}
 
 
 def deployment(**changes: Any) -> dict[str, Any]:

@@ -24,6 +24,20 @@ FULL = {
     "expert_parallel": True,
     "engine_args": {"trust_remote_code": True},
 }
+SGLANG_FULL = {
+    "sglang": {
+        "state_memory_ratio": 2.0,
+        "state_dtype": "bfloat16",
+        "radix_strategy": "extra_buffer",
+        "schedule_policy": "fcfs",
+        "schedule_conservativeness": 0.8,
+        "priority_order": "lower_first",
+        "max_queued_requests": 512,
+        "disaggregation_mode": "prefill",
+        "disaggregation_transfer": "nixl",
+        "disaggregation_bootstrap_port": 8998,
+    }
+}
 FULL_PLAN = {
     "expert_parallel": True,
     "kv_cache_dtype": "fp8",
@@ -36,16 +50,22 @@ CASES = [
         for version in ("0.17.1", "0.20.2", "0.27.1", "0.32.0", "0.33.0")
         for device in ("cuda-tp2", "cpu")
     ),
-    ("sglang-0.5.23-cuda-tp2", "sglang", "0.5.23", "cuda-tp2"),
-    ("sglang-0.5.23-cpu", "sglang", "0.5.23", "cpu"),
+    *(
+        (f"sglang-{version}-{device}", "sglang", version, device)
+        for version in ("0.5.10", "0.5.23")
+        for device in ("cuda-tp2", "cpu")
+    ),
 ]
 
 
 def config_of(engine, version, device):
     base = deployment(engine=engine, engine_version=version)
+    if engine == "sglang" and device != "cpu":
+        base = base | SGLANG_FULL
     if device == "cpu":
         return engine_config(base, model(), VLLM_CPU_PLAN if engine == "vllm" else SGLANG_CPU_PLAN)
-    return engine_config(base | FULL, model(), CUDA_PLAN | FULL_PLAN)
+    full = FULL if version != "0.5.10" else {**FULL, "text_only": False}
+    return engine_config(base | full, model(), CUDA_PLAN | FULL_PLAN)
 
 
 @pytest.mark.parametrize(("name", "engine", "version", "device"), CASES, ids=[case[0] for case in CASES])
@@ -60,10 +80,11 @@ def test_golden_files(name, engine, version, device):
 @pytest.mark.parametrize(("name", "engine", "version", "device"), CASES, ids=[case[0] for case in CASES])
 def test_the_file_is_taken_by_the_parser_of_its_version(name, engine, version, device):
     config = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text(encoding="utf-8"))
-    parsed = vars(parser_from(flags_for(engine, version)).parse_args(cli_arguments(engine, version, config)))
+    table = flags_for(engine, version)
+    parsed = vars(parser_from(table).parse_args(cli_arguments(engine, version, config)))
     assert parsed["port"] == "8000"
     assert (parsed.get("model") or parsed.get("model_path")) == "/models/qwen3.6-35b-a3b-fp8"
-    parallel = parsed["tensor_parallel_size" if engine == "vllm" else "tp_size"]
+    parallel = parsed[table.find("tensor-parallel-size").dest]
     assert parallel == ("2" if device == "cuda-tp2" else "1")
 
 
@@ -217,6 +238,7 @@ plans = st.fixed_dictionaries(
         "max_model_len": st.integers(1, 2**20),
         "max_num_seqs": st.integers(1, 1024),
         "max_num_batched_tokens": st.integers(1, 65536),
+        "kv_cache_tokens": st.integers(1, 2**24),
         "kv_cache_dtype": st.sampled_from(["auto", "bfloat16", "fp8"]),
         "prefix_caching": st.sampled_from([True, False, None]),
         "disable_custom_all_reduce": st.booleans(),
@@ -244,6 +266,8 @@ def test_the_file_reads_back_as_the_same_mapping_without_false_or_null(engine_an
     engine, version = engine_and_version
     if "log-level" in own["engine_args"] and engine == "vllm":
         own["engine_args"] = {"uvicorn-log-level": "info"}
+    if version == "0.5.10":
+        own["text_only"] = False
     config = engine_config(deployment(engine=engine, engine_version=version) | own, model(), sizes)
     read = yaml.safe_load(render_config(engine, config))
     assert read == config
@@ -262,3 +286,44 @@ def test_eager_of_the_deployment_counts_when_the_plan_does_not_say(engine, expec
     sizes = {name: value for name, value in CUDA_PLAN.items() if name != "enforce_eager"}
     assert expected.items() <= engine_config(deployment(engine=engine, eager=True), model(), sizes).items()
     assert not expected.items() <= engine_config(deployment(engine=engine), model(), sizes).items()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"priority_order": "higher_first"}, {"enable-priority-scheduling": True}),
+        (
+            {"priority_order": "lower_first"},
+            {"enable-priority-scheduling": True, "schedule-low-priority-values-first": True},
+        ),
+        (
+            {"radix_strategy": "no_buffer"},
+            {"mamba-radix-cache-strategy": "no_buffer", "disable-overlap-schedule": True, "page-size": 1},
+        ),
+    ],
+)
+def test_options_of_sglang(options, expected):
+    config = engine_config(deployment(engine="sglang", sglang=options), model(), plan())
+    assert expected.items() <= config.items()
+
+
+def test_sglang_before_language_model_only():
+    with pytest.raises(Refusal, match=r"text_only with SGLang 0\.5\.10"):
+        engine_config(deployment(engine="sglang", engine_version="0.5.10", text_only=True), model(), plan())
+
+
+def test_the_older_sglang_turns_graphs_off_with_its_own_switches():
+    config = engine_config(
+        deployment(engine="sglang", engine_version="0.5.10", eager=True), model(), plan(enforce_eager=True)
+    )
+    assert config["disable-cuda-graph"] is True
+    assert config["disable-piecewise-cuda-graph"] is True
+
+
+@pytest.mark.parametrize("parser", ["qwen", "qwen25"])
+def test_the_parser_of_another_form_is_refused(parser):
+    own = {"tool_call_parser": parser}
+    with pytest.raises(Refusal, match=r"qwen3_coder, the parser of the form that this model writes"):
+        engine_config(deployment(engine="sglang", engine_args=own), model(), plan())
+    older = model(parsers={"sglang": {"tool_call": "qwen", "reasoning": "qwen3"}})
+    assert engine_config(deployment(engine="sglang", engine_args=own), older, plan())["tool-call-parser"] == parser

@@ -9,7 +9,7 @@ TABLES = [(engine, version) for engine in ("vllm", "sglang") for version in know
 
 def test_versions_are_in_order_of_their_numbers():
     assert known_versions("vllm") == ("0.17.1", "0.20.2", "0.27.1", "0.32.0", "0.33.0")
-    assert known_versions("sglang") == ("0.5.23",)
+    assert known_versions("sglang") == ("0.5.10", "0.5.23")
 
 
 def test_an_exact_version_has_no_note():

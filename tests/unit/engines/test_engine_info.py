@@ -17,12 +17,9 @@ def test_the_pinned_version_has_its_own_table_and_the_oldest_is_the_oldest_table
     assert info.oldest_version == known_versions(engine)[0]
 
 
-@pytest.mark.parametrize(
-    ("version", "cuda", "branch"), [("0.17.1", "12.9", 575), ("0.20.2", "13.0", 580), ("0.33.0", "13.0", 580)]
-)
-def test_cuda_of_the_image_follows_the_version(version, cuda, branch):
-    info = engine_info("vllm", version)
-    assert (info.image_cuda, info.driver_branch) == (cuda, branch)
+@pytest.mark.parametrize(("version", "cuda"), [("0.17.1", "12.9"), ("0.20.2", "13.0"), ("0.33.0", "13.0")])
+def test_cuda_of_the_image_follows_the_version(version, cuda):
+    assert engine_info("vllm", version).image_cuda == cuda
 
 
 def test_a_deployment_may_name_version_and_image():
@@ -38,13 +35,22 @@ def test_sglang_is_given_the_model_path_on_its_command_line():
     assert arguments[arguments.index("--config") + 1] == "{config}"
 
 
+@pytest.mark.parametrize(
+    ("version", "route", "cuda"),
+    [("0.5.10", "/health", "12.9"), ("0.5.20", "/health", "13.0"), ("0.5.23", "/ready", "13.0")],
+)
+def test_the_readiness_route_and_cuda_of_sglang_follow_the_version(version, route, cuda):
+    info = engine_info("sglang", version)
+    assert (info.ready_route, info.image_cuda) == (route, cuda)
+
+
 def test_an_unknown_engine_is_refused():
     with pytest.raises(Refusal, match=r"engine 'tgi'.*one of vllm, sglang.*set engine"):
         engine_info("tgi")
 
 
 def test_a_version_older_than_the_oldest_known_is_refused():
-    with pytest.raises(Refusal, match=r"sglang 0\.5\.9.*0\.5\.23 or newer.*engine_version"):
+    with pytest.raises(Refusal, match=r"sglang 0\.5\.9.*0\.5\.10 or newer.*engine_version"):
         engine_info("sglang", "0.5.9")
 
 

@@ -246,3 +246,35 @@ def test_what_is_reported_fits(model, available, length):
     assert blocks * cut.block_bytes <= available
     if blocks:
         assert cut.request_bytes(length) <= available
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0. Needed: a whole number, at least 1"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size True"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size 0"),
+        ({"pipeline_parallel_size": 99}, "pipeline_parallel_size 99 for 4 layers"),
+        ({"max_model_len": 0}, "max_model_len 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens 0"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens -1. Needed: a whole number, at least 0"),
+        ({"gdn_prefill_backend": "auto"}, "gdn_prefill_backend 'auto'. Needed: one of triton, flashinfer"),
+        ({"engine_version": "0.10.0"}, "vllm 0.10.0. Needed: 0.17.0 or newer"),
+        ({"engine_version": "latest"}, "engine version 'latest'"),
+        ({"config": [1]}, "the config is a list"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(change, message):
+    asked = {"config": TINY, "tensor_parallel_size": 1, "available_bytes": 1 << 30, "max_model_len": 4096, **change}
+    with pytest.raises(Refusal, match=message):
+        kv_capacity(asked.pop("config"), **asked)
+
+
+def test_the_engines_own_names_of_kv_types_are_taken():
+    def capacity(kind):
+        return kv_capacity(
+            TINY, tensor_parallel_size=1, available_bytes=1 << 30, max_model_len=4096, kv_cache_dtype=kind
+        )
+
+    assert capacity("fp8") == capacity("fp8_e4m3") == capacity("fp8_e5m2")
+    assert capacity("auto") == capacity("bfloat16") == capacity("float16") != capacity("fp8")

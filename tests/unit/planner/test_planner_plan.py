@@ -20,12 +20,76 @@ def plan(model, shape, **wishes):
     return make_plan(model, catalogue.host_from_shape(shape), "vllm", version, wishes)
 
 
-def test_fp8_on_eight_gpus_is_four_by_two_with_whole_experts():
-    found = plan("qwen3.6-35b-a3b-fp8", "8xH800")
-    assert (found.tensor_parallel_size, found.data_parallel_size, found.expert_parallel) == (4, 2, True)
+@pytest.mark.parametrize("model", ["qwen3.6-35b-a3b-fp8", "qwen3.6-35b-a3b"])
+def test_replicas_begin_where_kv_heads_would_be_copied(model):
+    found = plan(model, "8xH800")
+    assert (found.tensor_parallel_size, found.data_parallel_size, found.expert_parallel) == (2, 4, True)
     assert found.gpus_used == tuple(range(8))
-    assert "8 fails: the shared experts' down projection" in found.reasons["tensor_parallel_size"]
+    assert "without copies of the 2 KV heads" in found.reasons["tensor_parallel_size"]
     assert not found.disable_custom_all_reduce
+    # Against one replica on all eight: 24 million tokens and 6.4.
+    one = plan(model, "8xH800", tensor_parallel_size=4, data_parallel_size=1)
+    assert found.kv_cache_tokens * 4 > 2 * one.kv_cache_tokens
+
+
+def test_the_next_larger_size_that_fails_is_named():
+    found = plan("qwen3-30b-a3b-fp8", "8xH800")
+    assert (found.tensor_parallel_size, found.data_parallel_size) == (2, 4)
+    assert "; 4 fails: each expert keeps" in found.reasons["tensor_parallel_size"]
+
+
+def test_kv_heads_are_copied_where_nothing_less_fits():
+    host = catalogue.host_from_shape("8xH100")
+    for row in host["gpus"]:
+        row.update(memory_usable_bytes=18 << 30, memory_total_bytes=18 << 30)
+    # 12.7 GiB of weights on each of four leave no room; the 4 KV heads are copied on eight.
+    found = make_plan("qwen3.5-27b", host)
+    assert (found.tensor_parallel_size, found.data_parallel_size) == (8, 1)
+    assert "the smallest size above the 4 KV heads on which the context fits" in found.reasons["tensor_parallel_size"]
+
+
+def test_other_divisions_are_told_with_what_they_hold():
+    found = plan("qwen3.6-35b-a3b", "8xH800")
+    largest, separate = found.alternatives
+    single = plan("qwen3.6-35b-a3b", "8xH800", tensor_parallel_size=8)
+    assert largest.startswith("tensor_parallel_size 8 and data_parallel_size 1 answer a single request faster")
+    assert f"would hold {single.kv_cache_tokens / 1e6:.1f}M tokens" in largest
+    two = plan("qwen3.6-35b-a3b", "2xH800")
+    assert separate.startswith("4 deployments of TP 2 (`gpus: 2` each) would hold ")
+    assert f"{4 * two.kv_cache_tokens / 1e6:.1f}M tokens together, and restart one by one" in separate
+    # The same when a deployment insists on the bad size.
+    assert single.alternatives[0] == (
+        "tensor_parallel_size 2 with data_parallel_size 4 would hold "
+        f"{4 * found.kv_cache_tokens / 1e6:.1f}M tokens together"
+    )
+    assert single.alternatives[1] == separate
+
+
+def test_the_latent_of_mla_is_on_every_gpu():
+    found = plan("deepseek-v3", "8xH200")
+    assert found.tensor_parallel_size == 8
+    assert "every GPU keeps the whole latent of MLA" in found.reasons["tensor_parallel_size"]
+    assert found.alternatives[0].startswith("tensor_parallel_size 1 with data_parallel_size 8 would hold ")
+
+
+def test_over_pcie_no_larger_split_is_praised():
+    found = plan("qwen3.6-35b-a3b-fp8", "4xL40S")
+    assert (found.tensor_parallel_size, found.data_parallel_size) == (1, 4)
+    (separate,) = found.alternatives
+    assert separate.startswith("2 deployments of TP 2")
+
+
+@pytest.mark.parametrize(("model", "shape"), [("qwen3-32b", "8xH100"), ("qwen3.6-35b-a3b", "1xH200")])
+def test_nothing_is_weighed_where_there_is_nothing_to_weigh(model, shape):
+    assert plan(model, shape).alternatives == ()
+
+
+def test_replicas_of_experts_pay_for_talking_to_all_gpus():
+    shared, alone = plan("qwen3.6-35b-a3b", "8xH800"), plan("qwen3.6-35b-a3b", "2xH800")
+    assert shared.predicted_bytes.outside > alone.predicted_bytes.outside
+    dense, half = plan("qwen3.5-27b", "8xH100"), plan("qwen3.5-27b", "4xH100")
+    assert (dense.tensor_parallel_size, dense.data_parallel_size) == (4, 2)
+    assert dense.predicted_bytes.outside == half.predicted_bytes.outside
 
 
 def test_bf16_on_two_a100():
@@ -74,7 +138,8 @@ def test_three_gpus_become_three_replicas():
 
 
 def test_kv_heads_that_are_copied_are_mentioned():
-    assert "beyond 2 the KV heads are copied" in plan("qwen3.6-35b-a3b", "8xH100").reasons["tensor_parallel_size"]
+    found = plan("qwen3.6-35b-a3b", "8xH100", tensor_parallel_size=8)
+    assert "beyond 2 the KV heads are copied" in found.reasons["tensor_parallel_size"]
 
 
 def test_context_shrinks_to_what_fits_when_none_is_wished():

@@ -166,6 +166,11 @@ CASES = {
         {"kv_cache_memory_bytes": 131072, "context_length": 4096},
         "one request of 4096 tokens takes",
     ),
+    "text_config of another kind": (
+        ({**TINY, "text_config": [1]}, H100),
+        {},
+        "text_config is not a mapping. Needed: a mapping",
+    ),
     "field missing": ((tiny(hidden_size=None), H100), {}, "the model's shape has hidden_size None"),
     "layers do not add up": ((tiny(num_hidden_layers=5), H100), {}, "layer_types names 4 layers. Needed: 5"),
     "unknown layer": (

@@ -26,8 +26,20 @@ def test_what_an_older_version_does_not_report_is_left_out():
     assert compare(PLANNED, reported)["measure"] == "num_blocks"
 
 
-def test_metrics_of_another_engine():
-    with pytest.raises(ValueError, match=r"no vllm:cache_config_info"):
+# As SGLang 0.5.23 wrote it with max-total-tokens 16384; some labels are left out.
+SGLANG = (
+    'sglang:max_total_num_tokens{engine_type="unified",model_name="m",tp_rank="0"} 16384.0\n'
+    'sglang:page_size{engine_type="unified",model_name="m",tp_rank="0"} 1.0\n'
+    'sglang:num_pages{engine_type="unified",model_name="m",tp_rank="0"} 16384.0\n'
+)
+
+
+def test_sglang_has_a_gauge_for_each():
+    assert parse_capacity(SGLANG) == {"kv_cache_tokens": 16384, "block_size_tokens": 1, "num_blocks": 16384}
+
+
+def test_metrics_without_a_capacity():
+    with pytest.raises(ValueError, match=r"neither vllm:cache_config_info nor sglang:max_total_num_tokens"):
         parse_capacity("sglang:num_running_reqs 0\n")
 
 

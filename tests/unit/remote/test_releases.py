@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from metalserve.remote.releases import activate_release, active_release, stage_release
+from metalserve.remote.releases import (
+    Refused,
+    activate_release,
+    active_release,
+    deployment_names,
+    link_target,
+    mark_good,
+    prune_releases,
+    refusal_of,
+    refuse,
+    release_ids,
+    stage_release,
+)
 
 FILES = {"release.json": "{}\n", "engine.yaml": "model: /models/tiny\n", "release.env": "METALSERVE_PORT=8000\n"}
 A, B, C = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -20,11 +32,6 @@ def releases(tmp_path):
 
 def stage(root, release_id=A, files=FILES, *, dry_run=False):
     return stage_release(root, "tiny", release_id, files, dry_run=dry_run)
-
-
-def passed(root, release_id, verdict=True):
-    """The gate's record beside a release."""
-    (root / "tiny" / "releases" / release_id / "gate.json").write_text(f'{{"passed": {str(verdict).lower()}}}')
 
 
 def activate(root, release_id, *, dry_run=False):
@@ -137,37 +144,45 @@ def test_the_first_activation_has_no_previous(tmp_path):
     assert texts(tmp_path / "tiny" / "current") == FILES
 
 
-def test_previous_is_what_was_current(tmp_path):
+def good(root, release_id):
+    return mark_good(root, "tiny", release_id)
+
+
+def test_previous_is_the_good_one_before(tmp_path):
     for release_id in (A, B, C):
         stage(tmp_path, release_id)
         activate(tmp_path, release_id)
-        passed(tmp_path, release_id)
-    assert links(tmp_path) == {"current": f"releases/{C}", "previous": f"releases/{B}"}
+        good(tmp_path, release_id)
+    assert links(tmp_path) == {
+        "current": f"releases/{C}",
+        "good": f"releases/{C}",
+        "previous": f"releases/{B}",
+    }
     # A return to the release before.
     assert activate(tmp_path, B) is True
-    assert links(tmp_path) == {"current": f"releases/{B}", "previous": f"releases/{C}"}
+    good(tmp_path, B)
+    assert links(tmp_path) == {
+        "current": f"releases/{B}",
+        "good": f"releases/{B}",
+        "previous": f"releases/{C}",
+    }
 
 
-@pytest.mark.parametrize("verdict", [False, None])
-def test_a_release_that_has_not_passed_is_no_way_back(tmp_path, verdict):
+def test_a_release_that_has_not_passed_is_no_way_back(tmp_path):
     for release_id in (A, B, C):
         stage(tmp_path, release_id)
-    activate(tmp_path, A)
-    passed(tmp_path, A)
-    activate(tmp_path, B)
-    if verdict is not None:
-        passed(tmp_path, B, verdict)
-    activate(tmp_path, C)
-    assert links(tmp_path) == {"current": f"releases/{C}", "previous": f"releases/{A}"}
+        activate(tmp_path, release_id)
+        if release_id == A:
+            good(tmp_path, A)
+    assert links(tmp_path) == {"current": f"releases/{C}", "good": f"releases/{A}"}
 
 
 def test_activating_what_is_active_changes_nothing(tmp_path):
     for release_id in (A, B):
         stage(tmp_path, release_id)
         activate(tmp_path, release_id)
-        passed(tmp_path, release_id)
     assert activate(tmp_path, B) is False
-    assert links(tmp_path) == {"current": f"releases/{B}", "previous": f"releases/{A}"}
+    assert links(tmp_path) == {"current": f"releases/{B}"}
 
 
 def test_a_dry_run_of_activation_moves_no_link(tmp_path):
@@ -187,28 +202,62 @@ def test_the_links_hold_when_the_directory_is_moved(tmp_path):
     assert texts(tmp_path / "backup" / "tiny" / "current") == FILES
 
 
-def test_a_run_that_dies_between_the_links_leaves_two_that_exist(tmp_path, monkeypatch):
+def test_a_run_that_dies_between_the_links_leaves_two_that_are_proven(tmp_path, monkeypatch):
     for release_id in (A, B):
         stage(tmp_path, release_id)
-    activate(tmp_path, A)
-    passed(tmp_path, A)
+    good(tmp_path, A)
     replace = os.replace
 
-    def die_at_current(source, target):
-        if Path(target).name == "current":
+    def die_at_good(source, target):
+        if Path(target).name == "good":
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr(os, "replace", die_at_current)
+    monkeypatch.setattr(os, "replace", die_at_good)
     with pytest.raises(KeyboardInterrupt):
-        activate(tmp_path, B)
+        good(tmp_path, B)
     monkeypatch.undo()
-    assert active_release(tmp_path, "tiny") == A
-    assert (tmp_path / "tiny" / "previous").exists()
-    assert activate(tmp_path, B) is True
-    left = {name: link for name, link in links(tmp_path).items() if not name.startswith(".")}
-    assert left == {"current": f"releases/{B}", "previous": f"releases/{A}"}
+    assert link_target(tmp_path, "tiny", "good") == link_target(tmp_path, "tiny", "previous") == A
+    assert good(tmp_path, B) is True
+    left = {"good": f"releases/{B}", "previous": f"releases/{A}"}
     assert links(tmp_path) == left
+
+
+def test_a_refusal_is_kept_until_the_release_passes(tmp_path, releases):
+    stage(tmp_path)
+    assert refusal_of(tmp_path, "tiny", A) is None
+    said = Refused("2027-01-02T03:04:05Z", "gate", "tool_auto: 回答", {"gate": "1"})
+    refuse(tmp_path, "tiny", A, said)
+    assert refusal_of(tmp_path, "tiny", A) == said
+    # Writing the release again forgets nothing.
+    (releases / A / "engine.yaml").unlink()
+    stage(tmp_path)
+    assert refusal_of(tmp_path, "tiny", A) == said
+    good(tmp_path, A)
+    assert refusal_of(tmp_path, "tiny", A) is None
+
+
+def test_pruning_keeps_the_newest_the_needed_and_what_a_link_names(tmp_path, releases):
+    ids = [character * 12 for character in "abcdef"]
+    for age, release_id in enumerate(reversed(ids)):
+        stage(tmp_path, release_id)
+        os.utime(releases / release_id, (age, age))
+    good(tmp_path, ids[5])
+    activate(tmp_path, ids[4])
+    assert release_ids(tmp_path, "tiny") == ids
+    assert prune_releases(tmp_path, "tiny", 1, [ids[3]], dry_run=True) == [ids[1], ids[2]]
+    assert release_ids(tmp_path, "tiny") == ids
+    assert prune_releases(tmp_path, "tiny", 1, [ids[3]], dry_run=False) == [ids[1], ids[2]]
+    assert release_ids(tmp_path, "tiny") == [ids[0], *ids[3:]]
+
+
+def test_what_is_no_deployment_is_none(tmp_path):
+    assert deployment_names(tmp_path / "none") == []
+    stage(tmp_path)
+    (tmp_path / ".lock").write_text("")
+    (tmp_path / "stray").mkdir()
+    assert deployment_names(tmp_path) == ["tiny"]
+    assert release_ids(tmp_path, "stray") == []
 
 
 def test_deployments_do_not_touch_each_other(tmp_path):

@@ -30,6 +30,10 @@ class GateServer:
         self.api_key = api_key
         self.accepts_any_model = accepts_any_model
         self.names = [MODEL, ALIAS]
+        self.context_length: int | None = 4096
+        self.prompt_tokens: Callable[[str], int] = lambda prompt: len(prompt.split()) + 5
+        self.token_count: dict[str, Any] = {"count": 20}
+        self.routes: dict[str, int] = {}
         self.requests: list[dict[str, Any]] = []
         # kind of question -> what to do with the right answer; the kinds are those of `kind_of`.
         self.edit_answer: dict[str, Fault] = {}
@@ -70,10 +74,18 @@ class _Server(ThreadingHTTPServer):
 def kind_of(request: dict[str, Any], names: list[str]) -> str:
     if request["model"] not in names:
         return "unknown_model"
+    if request.get("tools") and request["messages"][-1]["content"] == q.PARALLEL_PROMPT:
+        return "tools_parallel"
     if request.get("tools"):
         return "tool_auto" if request["tool_choice"] == "auto" else "tool_forced"
     if request.get("response_format"):
         return "json_schema"
+    if request["messages"][-1]["content"] == q.GREETING_PROMPT:
+        return "unicode"
+    if request["messages"][-1]["content"].startswith(" one two"):
+        return "long_prompt"
+    if (request.get("chat_template_kwargs") or {}).get("enable_thinking") and not request.get("stream"):
+        return "reasoning"
     return "stream" if request.get("stream") else "chat"
 
 
@@ -87,6 +99,20 @@ def right_answer(kind: str, request: dict[str, Any]) -> dict[str, Any]:
         message["tool_calls"] = [{"id": "call-1", "type": "function", "function": function}]
         # vLLM ends a forced call with "stop".
         reason = "tool_calls" if kind == "tool_auto" else "stop"
+    elif kind == "tools_parallel":
+        message["tool_calls"] = [
+            {
+                "id": f"call-{city}",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": json.dumps({"city": city})},
+            }
+            for city in q.PARALLEL_CITIES
+        ]
+        reason = "tool_calls"
+    elif kind == "unicode":
+        message["content"] = "你好！很高兴见到你。"
+    elif kind == "reasoning":
+        message["content"], message["reasoning"] = q.ARITHMETIC_ANSWER, "17 + 25 is 42."
     elif kind == "json_schema" and prompt == q.CAPITAL_PROMPT:
         message["content"] = json.dumps(q.CAPITAL_ANSWER)
     elif prompt == q.ARITHMETIC_PROMPT:
@@ -157,14 +183,23 @@ def _handler(server: GateServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if not self.allowed():
                 return
-            if self.path != "/v1/models":
+            if self.path in server.routes:
+                self.reply_json(server.routes[self.path], {})
+            elif self.path != "/v1/models":
                 self.reply_json(404, {"detail": "Not Found"})
             elif not self.disturbed("models"):
-                self.reply_json(200, {"object": "list", "data": [{"id": n, "object": "model"} for n in server.names]})
+                more = {} if server.context_length is None else {"max_model_len": server.context_length}
+                data = [{"id": n, "object": "model", **more} for n in server.names]
+                self.reply_json(200, {"object": "list", "data": data})
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if not self.allowed():
+                return
+            if self.path == "/tokenize" and not self.disturbed("tokenize"):
+                self.reply_json(200, server.token_count)
+                return
+            if self.path == "/tokenize":
                 return
             if self.path != "/v1/chat/completions":
                 self.reply_json(404, {"detail": "Not Found"})
@@ -173,8 +208,8 @@ def _handler(server: GateServer) -> type[BaseHTTPRequestHandler]:
             kind = kind_of(request, names)
             with server.lock:
                 server.requests.append(request)
-                server.chats += kind == "chat"
-                number = server.chats if kind == "chat" else 0
+                server.chats += kind in ("chat", "stream")
+                number = server.chats if kind in ("chat", "stream") else 0
                 server.in_flight += 1
                 server.most_in_flight = max(server.most_in_flight, server.in_flight)
             try:
@@ -195,10 +230,17 @@ def _handler(server: GateServer) -> type[BaseHTTPRequestHandler]:
                 self.reply_json(404, {"error": error})
                 return
             answer = right_answer(kind, request)
+            if kind == "long_prompt":
+                # As many tokens as words, and five of the template.
+                count = server.prompt_tokens(request["messages"][-1]["content"])
+                if server.context_length is not None and count + request["max_tokens"] > server.context_length:
+                    self.reply_json(400, {"error": {"message": "This model's maximum context length is exceeded."}})
+                    return
+                answer["usage"] = {"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1}
             edit = server.edit_nth_chat.get(number) or server.edit_answer.get(kind)
             if edit is not None:
                 answer = edit(answer) or answer
-            if kind == "stream":
+            if kind == "stream" and "status" not in answer:
                 include_usage = bool((request.get("stream_options") or {}).get("include_usage"))
                 self.send_events(stream_events(answer, include_usage=include_usage))
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -61,6 +62,13 @@ RIGHT = {
     "tool_auto": "called get_weather for Berlin",
     "json_schema": 'answered {"city": "Paris", "country": "France"}',
     "unknown_model": "refused with 404: The model `metalserve-gate-no-such-model` does not exist.",
+    "usage": "20 prompt tokens, as /tokenize counts them",
+    "unicode": "answered 你好！很高兴见到你。",
+    "tools_parallel": "2 whole call(s): Berlin, Paris",
+    "reasoning": "no thinking model: the content is free of its marks",
+    "long_prompt": "39",
+    "key": "no key is set: everybody who reaches this port is answered",
+    "routes": "5 routes are hidden",
     "burst": "4 of 4 right at once: ",
 }
 
@@ -76,11 +84,14 @@ def test_a_right_server_passes(server: GateServer, check: str) -> None:
     assert row.detail.startswith(RIGHT[check])
 
 
-ASKING = [name for name in CHECK_NAMES if name not in ("models", "unknown_model")]
-KIND_OF_CHECK = {"burst": "chat"}
+# Checks that ask more, or other things, than one question of their own have their own tests below.
+OF_SEVERAL = ("usage", "reasoning", "long_prompt", "key", "routes")
+ONE_QUESTION = [name for name in CHECK_NAMES if name not in OF_SEVERAL]
+ASKING = [name for name in ONE_QUESTION if name not in ("models", "unknown_model")]
+KIND_OF_CHECK = {"burst": "stream"}
 
 
-@pytest.mark.parametrize("check", CHECK_NAMES)
+@pytest.mark.parametrize("check", ONE_QUESTION)
 def test_http_500_with_its_body(server: GateServer, check: str) -> None:
     body = b'{"error": {"message": "EngineDeadError"}}'
     server.raw[KIND_OF_CHECK.get(check, check)] = (500, "application/json", body)
@@ -94,7 +105,7 @@ def test_http_500_with_its_body(server: GateServer, check: str) -> None:
     )
 
 
-@pytest.mark.parametrize("check", [name for name in CHECK_NAMES if name not in ("stream", "unknown_model")])
+@pytest.mark.parametrize("check", [name for name in ONE_QUESTION if name not in ("stream", "unknown_model", "burst")])
 def test_garbage_instead_of_json(server: GateServer, check: str) -> None:
     server.raw[KIND_OF_CHECK.get(check, check)] = (200, "text/html", b"<html>It works!</html>" + b"x" * 500)
     detail = refused(server, check, "found a body that is not JSON; expected a JSON object", "<html>It works!</html>")
@@ -103,7 +114,7 @@ def test_garbage_instead_of_json(server: GateServer, check: str) -> None:
     assert shown.count("x") == 200 - len("<html>It works!</html>")
 
 
-@pytest.mark.parametrize("check", CHECK_NAMES)
+@pytest.mark.parametrize("check", ONE_QUESTION)
 def test_slower_than_the_limit(server: GateServer, check: str) -> None:
     server.delay_seconds[KIND_OF_CHECK.get(check, check)] = 3
     row = row_of(server, check, timeout_seconds=0.2)
@@ -114,7 +125,7 @@ def test_slower_than_the_limit(server: GateServer, check: str) -> None:
 
 @pytest.mark.parametrize("check", ASKING)
 def test_no_choice_in_the_answer(server: GateServer, check: str) -> None:
-    if check == "stream":
+    if KIND_OF_CHECK.get(check, check) == "stream":
         server.edit_events = lambda events: [events[-2], events[-1]]
         refused(server, check, "found a stream with the content ''; expected chunks with content")
         return
@@ -452,11 +463,15 @@ def test_unknown_model_with_garbage(server: GateServer) -> None:
 
 
 def test_burst_asks_all_at_once(server: GateServer) -> None:
-    server.delay_seconds["chat"] = 0.3
+    server.delay_seconds["stream"] = 0.3
     row = row_of(server, "burst", burst_size=16)
     assert row.ok, row
     assert row.detail.startswith("16 of 16 right at once: ")
-    assert "requests/s, slowest 0." in row.detail
+    # The delay is before the first byte, and the first token is counted from the request on.
+    assert re.search(
+        r" requests/s, [\d.]+ tokens/s; first token after 0\.[3-9]\d s \(median\), \d\.\d\d s \(slowest\); slowest ",
+        row.detail,
+    ), row.detail
     assert server.most_in_flight == 16
 
 
@@ -474,6 +489,162 @@ def test_burst_with_one_of_sixteen_wrong(server: GateServer, edit: Any, words: s
     assert "; expected 16 of 16. First failure: request " in detail
 
 
+# usage
+
+
+def test_usage_that_the_tokenizer_does_not_confirm(server: GateServer) -> None:
+    server.token_count = {"count": 27}
+    refused(server, "usage", "found usage.prompt_tokens = 20; expected 27, as /tokenize counts the same messages")
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_usage_where_the_tokenizer_cannot_be_reached(server: GateServer, status: int) -> None:
+    server.raw["tokenize"] = (status, "application/json", b"{}")
+    row = row_of(server, "usage")
+    assert row.ok
+    assert row.detail == f"not compared: /tokenize gives HTTP {status} here"
+
+
+def test_usage_with_a_broken_tokenizer(server: GateServer) -> None:
+    server.raw["tokenize"] = (500, "text/plain", b"boom")
+    refused(server, "usage", "found HTTP 500; expected HTTP 200", "boom")
+
+
+# unicode
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("Hello!", "found the content 'Hello!'; expected Chinese in answer to '你好'"),
+        ("你\ufffd\ufffd", "found a broken character in the content"),
+    ],
+)
+def test_an_answer_in_other_letters(server: GateServer, content: str, words: str) -> None:
+    server.edit_answer["unicode"] = set_content(content)
+    refused(server, "unicode", words)
+
+
+# tools_parallel
+
+
+def edit_calls(change: Any) -> Any:
+    return lambda answer: change(answer["choices"][0]["message"]["tool_calls"])
+
+
+def test_one_call_at_a_time_is_a_way_to_work_too(server: GateServer) -> None:
+    server.edit_answer["tools_parallel"] = edit_calls(lambda calls: calls.__delitem__(1))
+    row = row_of(server, "tools_parallel")
+    assert (row.ok, row.detail) == (True, "1 whole call(s): Berlin")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda calls: calls.clear(), "found no tool call but"),
+        (lambda calls: calls[1].update(id=calls[0]["id"]), "found calls with the ids call-Berlin, call-Berlin"),
+        (lambda calls: calls[1]["function"].update(arguments='{"city": "Pa'), "found arguments that are not JSON"),
+        (lambda calls: calls[1]["function"].update(arguments="{}"), "arguments has no 'city'"),
+        (lambda calls: calls[1]["function"].update(arguments='{"city": "Rome"}'), "found calls for Berlin, Rome"),
+        (lambda calls: calls.append({**calls[0], "id": "more"}), "found calls for Berlin, Paris, Berlin"),
+    ],
+)
+def test_calls_that_are_not_whole(server: GateServer, change: Any, words: str) -> None:
+    server.edit_answer["tools_parallel"] = edit_calls(change)
+    refused(server, "tools_parallel", words)
+
+
+# reasoning
+
+
+def test_thoughts_beside_the_answer(server: GateServer) -> None:
+    row = row_of(server, "reasoning", thinking="off")
+    assert (row.ok, row.detail) == (True, "answered 42 after 14 characters of reasoning")
+    assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": True}
+    assert server.requests[0]["max_tokens"] == gate_questions.MAX_TOKENS_THINKING
+
+
+def test_thoughts_in_the_content(server: GateServer) -> None:
+    server.edit_answer["reasoning"] = set_content("<think>hm</think>42")
+    refused(server, "reasoning", "found <think> in the content", "Look at: reasoning-parser", thinking="off")
+    server.edit_answer["chat"] = set_content("hm</think>42")
+    refused(server, "reasoning", "found </think> in the content", "Look at: reasoning-parser")
+
+
+def test_no_thoughts_at_all(server: GateServer) -> None:
+    server.edit_answer["reasoning"] = set_content("42")
+    refused(server, "reasoning", "and no reasoning; expected reasoning beside the content", thinking="on")
+
+
+# long_prompt
+
+
+def test_a_prompt_that_nearly_fills_the_context(server: GateServer) -> None:
+    row = row_of(server, "long_prompt")
+    assert row.ok, row
+    assert row.detail == "3965 prompt tokens of 4096 answered; more than that refused with 400"
+
+
+def test_no_longer_than_wished(server: GateServer) -> None:
+    row = row_of(server, "long_prompt", long_prompt_tokens=1000)
+    assert row.ok, row
+    assert row.detail == "955 prompt tokens of 4096 answered"
+    longest = max(len(request["messages"][0]["content"].split()) for request in server.requests)
+    assert longest < 1000
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [(None, "not asked: the model list does not tell"), (100, "not asked: a context of 100 tokens")],
+)
+def test_no_room_to_ask(server: GateServer, length: int | None, words: str) -> None:
+    server.context_length = length
+    row = row_of(server, "long_prompt")
+    assert row.ok
+    assert row.detail.startswith(words)
+
+
+def test_a_prompt_that_was_cut_short(server: GateServer) -> None:
+    server.prompt_tokens = lambda prompt: min(len(prompt.split()) + 5, 2000)
+    refused(server, "long_prompt", "found 2000 prompt tokens for a prompt of about 3965; expected the whole prompt")
+
+
+def test_a_prompt_that_is_too_long_and_answered(server: GateServer) -> None:
+    server.prompt_tokens = lambda prompt: min(len(prompt.split()) + 5, 4000)
+    refused(server, "long_prompt", "found HTTP 200; expected HTTP 400")
+
+
+# key
+
+
+def test_the_key_is_wanted(server: GateServer) -> None:
+    server.api_key = "sk-right"
+    row = row_of(server, "key", api_key="sk-right")
+    assert (row.ok, row.detail) == (True, "refused without a key and with a wrong one")
+
+
+def test_a_key_that_nobody_asks_for(server: GateServer) -> None:
+    refused(server, "key", "found HTTP 200 with no key; expected HTTP 401", "api_key_file", api_key="sk-right")
+
+
+# routes
+
+
+@pytest.mark.parametrize("status", [200, 405])
+def test_a_route_that_can_be_reached(server: GateServer, status: int) -> None:
+    server.routes["/server_info"] = status
+    refused(
+        server, "routes", f"found /server_info (HTTP {status}) can be reached without a key", "VLLM_SERVER_DEV_MODE"
+    )
+
+
+def test_routes_of_one_s_own(server: GateServer) -> None:
+    server.routes["/docs"] = 200
+    assert row_of(server, "routes").ok
+    refused(server, "routes", "/docs (HTTP 200)", hidden_routes=["/docs", "/none"])
+    assert row_of(server, "routes", engine="sglang").detail == "none to hide"
+
+
 # what is sent
 
 
@@ -482,7 +653,7 @@ def test_requests_are_deterministic_and_bounded(server: GateServer) -> None:
     assert server.requests
     for request in server.requests:
         assert request["temperature"] == 0
-        assert request["max_tokens"] in (1, gate_questions.MAX_TOKENS)
+        assert request["max_tokens"] in (1, 8, gate_questions.MAX_TOKENS)
         assert "chat_template_kwargs" not in request
 
 

@@ -105,7 +105,7 @@ def test_passed_stored_and_unchanged_the_second_time(run_module: RunModule, serv
     assert first["rc"] == 0, first
     assert first["changed"] is True
     assert first["passed"] is True
-    assert len(first["rows"]) == 8
+    assert len(first["rows"]) == 15
     assert first["table"][-1] == first["msg"]
     assert '"release": "abc"' in first["diff"]["after"]
     stored = path.read_text()
@@ -158,7 +158,7 @@ def test_check_mode_on_a_bare_host_is_skipped(run_module: RunModule, tmp_path: P
 def test_without_check_mode_a_bare_host_is_refused(run_module: RunModule, tmp_path: Path) -> None:
     result = run_module(url=NOTHING_LISTENS)
     assert result["failed"] is True
-    assert "8 of 8 checks failed" in result["msg"]
+    assert "15 of 15 checks failed" in result["msg"]
 
 
 def test_check_mode_warns_of_a_refusal_and_stores_nothing(

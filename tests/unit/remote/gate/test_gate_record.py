@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import json
 from pathlib import Path
 
 import pytest
 
+from metalserve.remote.files import read_json_object
 from metalserve.remote.gate import GateResult, GateRow
 from metalserve.remote.gate_key import read_api_key
-from metalserve.remote.gate_record import new_record, outcome, read_record, write_record
+from metalserve.remote.gate_record import keep_record, new_record, outcome
 
 WHEN = datetime.datetime(2027, 1, 2, 3, 4, 5, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
 
@@ -45,38 +45,28 @@ def test_release_and_ok_are_a_new_outcome() -> None:
     assert outcome(first) != outcome(new_record(result(ok=False), "abc", WHEN))
 
 
-def test_written_and_read_back(tmp_path: Path) -> None:
+def test_a_record_is_kept_when_its_outcome_is_news(tmp_path: Path) -> None:
     path = tmp_path / "gate.json"
     record = new_record(result(detail="回答 42"), "abc", WHEN)
-    write_record(str(path), record)
-    assert read_record(str(path)) == record
-    assert path.stat().st_mode & 0o777 == 0o644
-    assert [entry.name for entry in tmp_path.iterdir()] == ["gate.json"]
+    assert keep_record(path, record, dry_run=True) == ({}, outcome(record))
+    assert not path.exists()
+    keep_record(path, record, dry_run=False)
+    assert read_json_object(path) == record
+    later = new_record(result(seconds=9), "abc", WHEN + datetime.timedelta(days=1))
+    assert keep_record(path, later, dry_run=False) == (outcome(record), outcome(record))
+    assert read_json_object(path) == record
+    refused = new_record(result(ok=False), "abc", WHEN)
+    keep_record(path, refused, dry_run=False)
+    assert read_json_object(path) == refused
 
 
-def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "gate.json"
-    path.write_text('{"release": "old"}')
-    with pytest.raises(TypeError):
-        write_record(str(path), {"release": object()})
-    assert read_record(str(path)) == {"release": "old"}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["gate.json"]
-
-
-def test_missing_folder(tmp_path: Path) -> None:
+def test_a_record_in_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        write_record(str(tmp_path / "none" / "gate.json"), {})
+        keep_record(tmp_path / "none" / "gate.json", new_record(result(), "abc", WHEN), dry_run=False)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff", json.dumps({"rows": 7})])
-def test_a_damaged_record_is_no_outcome(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "gate.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert outcome(read_record(str(path))) == {}
-
-
-def test_no_record(tmp_path: Path) -> None:
-    assert read_record(str(tmp_path / "gate.json")) == {}
+def test_what_is_no_record_has_no_outcome() -> None:
+    assert outcome({"rows": 7}) == outcome({}) == outcome([]) == {}
 
 
 def test_key_is_read_without_its_line_end(tmp_path: Path) -> None:

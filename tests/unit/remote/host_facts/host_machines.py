@@ -12,6 +12,7 @@ from typing import Any
 from host_nvml_library import NvmlLibrary, binding, pynvml_over
 
 from metalserve.remote.host_facts import collect
+from metalserve.remote.host_platform import SERVICES
 from metalserve.remote.host_probe import CommandMissingError, Output
 
 DATA = Path(__file__).parent / "data"
@@ -26,19 +27,29 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Jan  7 20:47:2
 SIMULATED: dict[str, dict[str, Any]] = {
     "a100_sxm_x8": {
         "name": "NVIDIA A100-SXM4-80GB", "id": "20b2", "mib": 81920, "reserved": 869, "cc": [8, 0], "count": 8,
-        "nvlinks": 12, "switches": 6, "switch_id": "1af1", "ecc": [1, 1], "mig": [0, 0],
+        "pcie": 4, "nvlinks": 12, "switches": 6, "switch_id": "1af1", "ecc": [1, 1], "mig": [0, 0],
     },
     "h800_sxm_x8": {
         "name": "NVIDIA H800", "id": "2324", "mib": 81559, "reserved": 600, "cc": [9, 0], "count": 8,
-        "nvlinks": 8, "switches": 4, "switch_id": "22a3", "ecc": [1, 1], "mig": [0, 0],
+        "pcie": 5, "nvlinks": 8, "switches": 4, "switch_id": "22a3", "ecc": [1, 1], "mig": [0, 0],
+        "fabric_state": 3, "recovery_action": 0,
+    },
+    "a100_pcie_x4": {
+        "name": "NVIDIA A100 80GB PCIe", "id": "20b5", "mib": 81920, "reserved": 869, "cc": [8, 0], "count": 4,
+        "pcie": 4, "ecc": [1, 1], "mig": [0, 0],
+    },
+    "h100_sxm_x8": {
+        "name": "NVIDIA H100 80GB HBM3", "id": "2330", "mib": 81559, "reserved": 600, "cc": [9, 0], "count": 8,
+        "pcie": 5, "nvlinks": 18, "switches": 4, "switch_id": "22a3", "ecc": [1, 1], "mig": [0, 0],
         "fabric_state": 3, "recovery_action": 0,
     },
     "l40s_x4": {
         "name": "NVIDIA L40S", "id": "26b9", "mib": 46068, "reserved": 600, "cc": [8, 9], "count": 4,
-        "ecc": [1, 1],
+        "pcie": 4, "ecc": [1, 1],
     },
     "rtx4090_x2": {
         "name": "NVIDIA GeForce RTX 4090", "id": "2684", "mib": 24564, "reserved": 400, "cc": [8, 9], "count": 2,
+        "pcie": 4,
     },
 }  # fmt: skip
 
@@ -90,6 +101,15 @@ class Machine:
         )
         self.commands["modinfo", "-k", kernel, name] = Output(0, answer, "")
 
+    def services(self, states: dict[str, str]) -> None:
+        """What systemd says of NVIDIA's services; those that are not named are not installed."""
+        blocks = [
+            f"Id={name}.service\nLoadState={'loaded' if name in states else 'not-found'}\n"
+            f"ActiveState={states.get(name, 'inactive')}\n"
+            for name in SERVICES
+        ]
+        self.commands["systemctl", "show"] = Output(0, "\n".join(blocks), "")
+
     def run(self, argv: Sequence[str], _limit_seconds: float) -> Output:
         for length in range(len(argv), 0, -1):
             answer = self.commands.get(tuple(argv[:length]))
@@ -119,6 +139,11 @@ def bare_machine(root: Path) -> Machine:
     machine.write("/sys/firmware/acpi/tables", "")
     machine.write("/lib/modules/" + KERNEL + "/modules.dep", "kernel/a.ko:\n")
     machine.numa_nodes(1)
+    machine.write("/etc/os-release", 'PRETTY_NAME="Debian 13"\nID=debian\nVERSION_ID="13"\n')
+    machine.write("/proc/sys/kernel/random/boot_id", "5c3e1b0a-0000-4000-8000-000000000001\n")
+    machine.commands["systemd-detect-virt",] = Output(1, "none\n", "")
+    machine.services({})
+    machine.commands["systemctl", "--version"] = Output(0, "systemd 257 (257.9-1~deb13u1)\n+PAM +AUDIT\n", "")
     machine.commands[JOURNAL] = Output(1, "", "")  # nothing fits the pattern
     machine.commands[*JOURNAL, "-n", "1"] = Output(0, "Linux version 6.1.0-32-amd64\n", "")
     return machine
@@ -180,6 +205,11 @@ def simulated(root: Path, kind: str, version: str = "580.178.04") -> Machine:
             },
             "nvmlDeviceGetCurrPcieLinkWidth": 16,
             "nvmlDeviceGetMaxPcieLinkWidth": 16,
+            "nvmlDeviceGetCurrPcieLinkGeneration": 1,  # an idle card saves power
+            "nvmlDeviceGetMaxPcieLinkGeneration": spec["pcie"],
+            "nvmlDeviceGetPersistenceMode": 1,
+            "nvmlDeviceGetComputeMode": 0,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x1,
             "nvlinks": [{"state": 1, "remote_device_type": 2}] * spec.get("nvlinks", 0),
             "fabric_state": spec.get("fabric_state", {"error": 3}),
             "recovery_action": spec.get("recovery_action"),
@@ -187,6 +217,7 @@ def simulated(root: Path, kind: str, version: str = "580.178.04") -> Machine:
         if "ecc" in spec:
             device["nvmlDeviceGetEccMode"] = spec["ecc"]
             device["nvmlDeviceGetRemappedRows"] = [0, 0, 0, 0]
+            device["sram"] = {}
         if "mig" in spec:
             device["nvmlDeviceGetMigMode"] = spec["mig"]
         devices.append(device)

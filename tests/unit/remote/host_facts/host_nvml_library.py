@@ -137,6 +137,35 @@ class NvmlLibrary:
     def c_nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any, width: Any) -> None:
         self.fill(handle, "nvmlDeviceGetMaxPcieLinkWidth", width)
 
+    def c_nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Any, generation: Any) -> None:
+        self.fill(handle, "nvmlDeviceGetCurrPcieLinkGeneration", generation)
+
+    def c_nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any, generation: Any) -> None:
+        self.fill(handle, "nvmlDeviceGetMaxPcieLinkGeneration", generation)
+
+    def c_nvmlDeviceGetPersistenceMode(self, handle: Any, mode: Any) -> None:
+        self.fill(handle, "nvmlDeviceGetPersistenceMode", mode)
+
+    def c_nvmlDeviceGetComputeMode(self, handle: Any, mode: Any) -> None:
+        self.fill(handle, "nvmlDeviceGetComputeMode", mode)
+
+    def c_nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, reasons: Any) -> None:
+        self.fill(handle, "nvmlDeviceGetCurrentClocksEventReasons", reasons)
+
+    def c_nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, reasons: Any) -> None:
+        self.fill(handle, "nvmlDeviceGetCurrentClocksEventReasons", reasons)
+
+    def c_nvmlDeviceGetSramEccErrorStatus(self, handle: Any, status: Any) -> None:
+        # The size of the structure in nvml.h with the version in the upper byte.
+        assert status._obj.version == 104 | 1 << 24, "asked with a version that the library refuses"
+        for name, value in self.answer(handle, "sram").items():
+            setattr(status._obj, name, value)
+
+    def c_nvmlDeviceGetMemoryErrorCounter(self, handle: Any, *which_and_count: Any) -> None:
+        *which, count = which_and_count
+        assert [int(getattr(part, "value", part)) for part in which] == [1, 1, 7], "uncorrected, aggregate, SRAM"
+        count._obj.value = sum(self.answer(handle, "sram").values())
+
     def c_nvmlDeviceGetGpuFabricInfoV(self, handle: Any, info: Any) -> None:
         info._obj.state = self.answer(handle, "fabric_state")
 

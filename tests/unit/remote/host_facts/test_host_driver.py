@@ -17,8 +17,9 @@ def test_no_gpu_and_no_driver(tmp_path):
     assert facts["gpus"] == []
     assert facts["nouveau_bound"] is False
     assert facts["driver"] == {
-        "state": "none", "loaded": None, "flavour": None, "on_disk": None, "on_disk_newest_kernel": None,
-        "userland": None, "fabric_manager": None, "cuda": None, "holders": [],
+        "state": "none", "loaded": None, "flavour": None, "flavour_on_disk": None, "on_disk": None,
+        "on_disk_newest_kernel": None, "signer": None, "userland": None, "fabric_manager": None, "dkms": [],
+        "cuda": None, "holders": [],
     }  # fmt: skip
     assert facts["probe_errors"] == []
 
@@ -61,6 +62,21 @@ def test_debian_names_of_the_module(tmp_path, name):
     machine = bare_machine(tmp_path)
     machine.install_module("550.163.01", name=name)
     assert machine.facts()["driver"]["on_disk"] == "550.163.01"
+
+
+def test_driver_that_was_installed_by_half(tmp_path):
+    """The libraries came, the build of the module did not."""
+    machine = a_gpu(bare_machine(tmp_path))
+    machine.install_userland("580.178.04")
+    machine.commands["dkms", "status"] = Output(0, "nvidia/580.178.04: added\n", "")
+    facts = machine.facts()
+    driver = facts["driver"]
+    assert (driver["state"], driver["loaded"], driver["on_disk"], driver["userland"]) == (
+        "not_loaded", None, None, "580.178.04",
+    )  # fmt: skip
+    assert driver["dkms"] == [{"kernel": None, "module": "nvidia/580.178.04", "state": "added"}]
+    assert facts["gpus"][0]["source"] == "pci"
+    assert facts["probe_errors"] == []
 
 
 def test_other_modules_of_the_driver_are_not_the_driver(tmp_path):

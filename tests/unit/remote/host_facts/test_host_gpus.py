@@ -16,7 +16,8 @@ GPU_KEYS = {
     "index", "uuid", "pci_address", "pci_id", "name", "memory_total_bytes", "memory_reserved_bytes",
     "memory_usable_bytes", "memory_used_bytes", "compute_capability", "mig_enabled", "ecc_enabled", "remapped_rows",
     "nvlink_active", "numa_node", "pcie_width", "pcie_max_width", "source", "fabric_state", "recovery_action",
-    "pci_driver",
+    "pci_driver", "pcie_generation", "pcie_max_generation", "persistence", "compute_mode", "throttle_reasons",
+    "sram_uncorrectable", "sram_threshold_exceeded",
 }  # fmt: skip
 
 
@@ -41,6 +42,13 @@ def test_real_h200_pair(tmp_path):
         "numa_node": 0,
         "pcie_width": 16,
         "pcie_max_width": 16,
+        "pcie_generation": 5,
+        "pcie_max_generation": 5,
+        "persistence": True,
+        "compute_mode": "default",
+        "throttle_reasons": ["gpu_idle"],
+        "sram_uncorrectable": None,
+        "sram_threshold_exceeded": None,
         "fabric_state": None,
         "recovery_action": None,
         "pci_driver": "nvidia",
@@ -71,6 +79,8 @@ def test_real_single_h200_has_no_links_and_that_is_no_error(tmp_path):
     ("kind", "links", "switches", "within", "across"),
     [
         ("a100_sxm_x8", 12, 6, "NV12", "NV12"),
+        ("a100_pcie_x4", None, 0, "NODE", "SYS"),
+        ("h100_sxm_x8", 18, 4, "NV18", "NV18"),
         ("h800_sxm_x8", 8, 4, "NV8", "NV8"),
         ("l40s_x4", None, 0, "NODE", "SYS"),
         ("rtx4090_x2", None, 0, "SYS", "SYS"),

@@ -25,11 +25,15 @@ def test_nvidia_smi_says_the_same_as_nvml_on_the_real_machine(tmp_path, count):
     ]
     by_nvml.pop("probe_errors")
     for one, other in zip(by_smi["gpus"], by_nvml["gpus"], strict=True):
-        # nvidia-smi rounds to MiB, and the capture of NVML lacks two calls that the XML has.
+        # nvidia-smi rounds to MiB, and the capture of NVML lacks three calls that the XML has.
         assert 0 <= other["memory_usable_bytes"] - one["memory_usable_bytes"] < MIB
         assert one["fabric_state"] == "completed" or count == 1
         assert one["recovery_action"] == "none"
-        for name in ("memory_usable_bytes", "memory_reserved_bytes", "fabric_state", "recovery_action"):
+        assert (one["sram_uncorrectable"], one["sram_threshold_exceeded"]) == (0, False)
+        for name in (
+            "memory_usable_bytes", "memory_reserved_bytes", "fabric_state", "recovery_action", "sram_uncorrectable",
+            "sram_threshold_exceeded",
+        ):  # fmt: skip
             del one[name], other[name]
     for facts in (by_smi, by_nvml):
         del facts["memory"], facts["disks"], facts["listening"]

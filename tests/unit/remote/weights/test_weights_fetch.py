@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import email.utils
 import socket
+import threading
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from weights_server import BIG, MODEL, SECOND, flipped, manifest, read_files, sha256, write_files
 
-from metalserve.remote.weights import WeightsError
+from metalserve.remote import weights_download
+from metalserve.remote.weights_download import Progress, RateLimit
+from metalserve.remote.weights_manifest import WeightsError
 
 
 def test_a_fresh_model_is_published_whole_by_one_rename(ensure, source, models, final, incoming):
@@ -92,10 +98,93 @@ def test_an_answer_that_stays_the_same_is_asked_for_once(ensure, source, pauses,
 def test_an_overloaded_source_is_asked_again_after_growing_pauses(ensure, source, pauses):
     source.faults.status[BIG] = 503
     said = []
-    with pytest.raises(WeightsError, match=r"HTTP Error 503.*HTTP Error 503.*HTTP Error 503"):
+    with pytest.raises(WeightsError, match=r"HTTP Error 503: Service Unavailable \(3 times\)\. Change"):
         ensure(log=said.append)
     assert pauses == [1.0, 2.0]
     assert said[0] == f"{BIG} from {source.url}, attempt 1: HTTP Error 503: Service Unavailable"
+
+
+def after(source, times):
+    """The source is well again when the big file has been asked for so often."""
+    source.faults.before = lambda path: source.faults.status.clear() if len(source.requested(BIG)) > times else None
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_source_that_asks_to_wait_is_waited_for_as_long_as_it_asks(ensure, source, pauses, final, code):
+    source.faults.status[BIG], source.faults.headers["Retry-After"] = code, "7"
+    after(source, times=4)
+    progress = Progress()
+    ensure(progress=progress, attempts=1)
+    assert read_files(final) == MODEL
+    # None of them counts as a failed attempt.
+    assert pauses == [7.0, 7.0, 7.0, 7.0]
+
+
+def test_a_source_that_names_a_time(ensure, source, pauses, final):
+    moment = email.utils.format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    source.faults.status[BIG], source.faults.headers["Retry-After"] = 429, moment
+    after(source, times=1)
+    ensure(attempts=1)
+    assert read_files(final) == MODEL
+    assert len(pauses) == 1
+    assert 25 < pauses[0] <= 30
+
+
+def test_a_source_that_asks_for_too_much_patience_is_left(ensure, source, other, pauses, final):
+    source.faults.status[BIG], source.faults.headers["Retry-After"] = 429, "100"
+    ensure(sources=[source.url, other.url], patience_seconds=250, attempts=1)
+    assert read_files(final) == MODEL
+    assert pauses == [100.0, 100.0]
+    assert len(source.requested(BIG)) == 3
+
+
+def test_a_source_that_gives_no_time_is_asked_after_the_usual_pause(ensure, source, pauses):
+    source.faults.status[BIG], source.faults.headers["Retry-After"] = 429, "soon"
+    with pytest.raises(WeightsError, match=r"HTTP Error 429: Too Many Requests \(3 times\)"):
+        ensure()
+    assert pauses == [1.0, 2.0]
+
+
+def test_a_transfer_that_moves_much_before_each_break_goes_on_for_as_long_as_it_takes(ensure, source, final):
+    data = bytes(8 << 20)
+    source.files["big.bin"] = data
+    source.faults.cut_after_bytes["big.bin"] = [1_500_000] * 5
+    ensure(files=manifest({"big.bin": data}), attempts=2)
+    assert read_files(final) == {"big.bin": data}
+    assert len(source.requested("big.bin")) == 6
+
+
+def test_files_come_at_once_over_some_connections(ensure, source, final):
+    together = threading.Barrier(3)
+    source.faults.before = lambda path: together.wait(10) if path in (BIG, SECOND, "config.json") else None
+    ensure(connections=3)
+    assert read_files(final) == MODEL
+
+
+def test_a_file_that_cannot_be_had_stops_the_others(ensure, source, final, incoming):
+    source.faults.status[BIG] = 404
+    source.files[SECOND] = MODEL[SECOND]
+    source.faults.silent_after_bytes["config.json"] = 1
+    with pytest.raises(WeightsError, match=f"{BIG} could not be had"):
+        ensure(connections=2, read_timeout_seconds=1, attempts=1)
+    assert not final.exists()
+    assert source.requested(SECOND) == []
+
+
+def test_the_rate_is_limited_for_all_connections_together(ensure, source, monkeypatch):
+    monkeypatch.setattr(weights_download, "time", time)
+    began = time.monotonic()
+    ensure(connections=4, limit=RateLimit(100_000))
+    # 70 kB at 100 kB/s.
+    assert 0.65 <= time.monotonic() - began < 5
+
+
+def test_the_progress_says_how_much_came_from_where(ensure, source, other):
+    source.files[BIG] = flipped(MODEL[BIG])
+    progress = Progress()
+    ensure(sources=[source.url, other.url], progress=progress)
+    assert progress.by_source == {source.url: 70_027 - 40_000, other.url: 40_000}
+    assert progress.received_bytes == 70_027
 
 
 def test_a_source_that_recovers_is_enough(ensure, source, final):

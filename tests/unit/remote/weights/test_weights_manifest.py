@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weights_server import MODEL, manifest, sha256, write_files
 
-from metalserve.remote.weights import WeightsError, ensure_model, make_manifest, manifest_sha256, parse_manifest
+from metalserve.remote.weights import ensure_model
+from metalserve.remote.weights_manifest import WeightsError, make_manifest, manifest_sha256, parse_manifest
 
 GOOD = {"path": "config.json", "size_bytes": 1, "sha256": "a" * 64}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from weights_server import BIG, MODEL, SECOND, flipped, read_files
 
-from metalserve.remote import weights
+from metalserve.remote import weights_hash, weights_manifest
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def published(ensure, source, final):
 @pytest.fixture
 def hashed(monkeypatch):
     """The names of the files that are hashed."""
-    names, hash_file = [], weights._hash_file
-    monkeypatch.setattr(weights, "_hash_file", lambda path: names.append(path.name) or hash_file(path))
+    names, hash_file = [], weights_hash.hash_file
+    monkeypatch.setattr(weights_hash, "hash_file", lambda path: names.append(path.name) or hash_file(path))
     return names
 
 
@@ -104,7 +104,7 @@ def test_a_full_hash_of_a_sound_model_changes_nothing(ensure, source, published,
 
 def test_a_new_manifest_is_not_believed_from_the_old_record(ensure, source, published):
     source.files[SECOND] = flipped(MODEL[SECOND])
-    files = weights.make_manifest(published)
+    files = weights_manifest.make_manifest(published)
     for entry in files:
         if entry["path"] == SECOND:
             entry["sha256"] = hashlib.sha256(source.files[SECOND]).hexdigest()
@@ -129,6 +129,6 @@ def test_without_a_record_that_can_be_read_everything_is_hashed(ensure, source, 
 def test_a_source_that_fails_leaves_the_damaged_model_as_it_was(ensure, source, published):
     (published / BIG).write_bytes(flipped(MODEL[BIG]))
     source.faults.status[BIG] = 404
-    with pytest.raises(weights.WeightsError, match=f"{BIG} could not be had"):
+    with pytest.raises(weights_manifest.WeightsError, match=f"{BIG} could not be had"):
         ensure()
     assert read_files(published) == {**MODEL, BIG: flipped(MODEL[BIG])}

@@ -11,14 +11,15 @@ import time
 import pytest
 from weights_server import BIG, MODEL, REVISION, SECOND, flipped, manifest, read_files, sha256
 
-from metalserve.remote.weights import WeightsError, ensure_model
+from metalserve.remote.weights import ensure_model
+from metalserve.remote.weights_manifest import WeightsError
 
 # A run as a process of its own; in small chunks, so that a part is on the disk early.
 RUN = """
 import json, sys
 from pathlib import Path
-from metalserve.remote import weights
-weights._CHUNK_BYTES = 10_000
+from metalserve.remote import weights, weights_download
+weights_download._CHUNK_BYTES = 10_000
 models, revision, files, source = sys.argv[1:]
 outcome = weights.ensure_model(Path(models), "tiny", revision, json.loads(files), [source], reserve_bytes=0)
 print(json.dumps([outcome.changed, list(outcome.fetched_files)]))
@@ -131,6 +132,22 @@ def test_a_killed_run_is_continued_without_fetching_again_what_was_complete(ensu
     assert read_files(final) == MODEL
     # Complete when the run was killed: the first two; begun: the third; the others are small and came after it.
     assert source.requests == [(SECOND, "bytes=20000-"), ("tokenizer/merges.txt", None), ("empty.txt", None)]
+
+
+def test_a_run_that_was_killed_before_its_last_rename_fetches_nothing(ensure, source, incoming, final):
+    incoming.mkdir(parents=True)
+    (incoming / f"{BIG}.part").write_bytes(MODEL[BIG])
+    ensure()
+    assert read_files(final) == MODEL
+    assert source.requested(BIG) == []
+
+
+def test_a_whole_part_with_wrong_bytes_is_begun_again(ensure, source, incoming, final):
+    incoming.mkdir(parents=True)
+    (incoming / f"{BIG}.part").write_bytes(flipped(MODEL[BIG]))
+    ensure()
+    assert read_files(final) == MODEL
+    assert source.requested(BIG) == [None]
 
 
 def test_two_runs_at_once_fetch_once(source, models, final):

@@ -10,7 +10,9 @@ import pytest
 from weights_server import BIG, MODEL, REVISION, SECOND, flipped, manifest, read_files
 
 from metalserve.remote import weights
-from metalserve.remote.weights import WeightsError, ensure_model
+from metalserve.remote.weights import ensure_model
+from metalserve.remote.weights_download import Transfer
+from metalserve.remote.weights_manifest import WeightsError
 
 GIB = 1 << 30
 
@@ -98,7 +100,9 @@ def test_a_disk_that_fills_up_while_writing(small_disk, source):
     models = small_disk / "models"
     said = []
     with pytest.raises(WeightsError) as refusal:
-        ensure_model(models, "tiny", REVISION, manifest(), [source.url], reserve_bytes=0, log=said.append)
+        ensure_model(
+            models, "tiny", REVISION, manifest(), [source.url], reserve_bytes=0, transfer=Transfer(log=said.append)
+        )
     incoming = models / ".incoming" / f"tiny@{REVISION}"
     assert str(refusal.value) == (
         f"The disk of {incoming} filled up while {SECOND} was being written. Needed: 0.00 GiB for this file. "

@@ -63,6 +63,8 @@ class Faults:
     status: dict[str, int] = field(default_factory=dict)
     # For each of the next requests, after how many bytes of its body the connection is cut.
     cut_after_bytes: dict[str, list[int]] = field(default_factory=dict)
+    # Headers of the answers that `status` stands for.
+    headers: dict[str, str] = field(default_factory=dict)
     # After how many bytes nothing comes any more while the connection stays open.
     silent_after_bytes: dict[str, int] = field(default_factory=dict)
     # Sent in chunks without Content-Length.
@@ -135,7 +137,7 @@ def _handler(server: WeightsServer) -> type[BaseHTTPRequestHandler]:
                 self._head(302, Location=faults.redirect[path])
                 return
             if path in faults.status or path not in server.files:
-                self._head(faults.status.get(path, 404))
+                self._head(faults.status.get(path, 404), **(faults.headers if path in faults.status else {}))
                 return
             body, status, headers = server.files[path], 200, {}
             if range_header and not faults.ignore_range:

@@ -1,0 +1,202 @@
+"""Finds engines that live but produce nothing, and starts them again within a budget.
+
+Health routes answer 200 while an engine hangs: what tells is that requests wait and no token is made. Seen from the
+engine's own metrics, so that it needs no request of its own and no key.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from .capacity import read_metrics
+from .files import read_json_object
+from .host_lock import HostBusyError, host_lock
+from .readiness import run_command
+from .releases import active_release, deployment_names, release_directory
+
+# Counters that grow when an engine does anything for its requests, and gauges of the requests it has.
+# vLLM 0.33.0 v1/metrics/loggers.py; SGLang 0.5.23 observability/metrics_collector.py.
+PROGRESS = {
+    "vllm": ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_sum"),
+    "sglang": ("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+}
+REQUESTS = {
+    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+}
+_SAMPLE = re.compile(r"^([a-z_:]+)(?:\{[^\n]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the metrics of an engine said: tokens handled since its start, and requests it has now."""
+
+    tokens: float
+    requests: float
+
+
+def parse_sample(engine: str, metrics: str) -> Optional[Sample]:
+    """The sample in the text of a metrics route; None when it holds none of the engine's counters."""
+    sums: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(metrics):
+        sums[name] = sums.get(name, 0.0) + float(value)
+    if not any(name in sums for name in PROGRESS.get(engine, ())):
+        return None
+    tokens, requests = (sum(sums.get(name, 0.0) for name in names[engine]) for names in (PROGRESS, REQUESTS))
+    return Sample(tokens, requests)
+
+
+@dataclass
+class Watch:
+    """What is remembered about one engine, for one life of its unit.
+
+    Args:
+        stall_seconds: how long tokens may stand still while requests wait.
+    """
+
+    stall_seconds: float
+    life: str = ""
+    tokens: Optional[float] = None
+    still_since: Optional[float] = None
+    restarts: list[float] = field(default_factory=list)
+
+    def look(self, life: str, sample: Optional[Sample], now: float) -> str:
+        """Take a sample, or None when the metrics do not answer; returns why the engine is stuck, or an empty text.
+
+        An engine that has not answered yet in this life is loading, which is not this program's matter.
+        """
+        if life != self.life:
+            self.life, self.tokens, self.still_since = life, None, None
+        if sample is None:
+            if self.tokens is None:
+                return ""
+            what = "its metrics do not answer"
+        elif sample.requests > 0 and sample.tokens == self.tokens:
+            what = f"{sample.requests:.0f} request(s) wait and no token was made"
+        else:
+            self.tokens, self.still_since = sample.tokens, None
+            return ""
+        if self.still_since is None:
+            self.still_since = now
+        seconds = now - self.still_since
+        return f"{what} for {seconds:.0f} s" if seconds >= self.stall_seconds else ""
+
+    def may_restart(self, now: float, budget: int, window_seconds: float) -> bool:
+        """Whether the budget of restarts within the window has room; takes one of it."""
+        self.restarts = [moment for moment in self.restarts if now - moment < window_seconds]
+        if len(self.restarts) >= budget:
+            return False
+        self.restarts.append(now)
+        self.still_since = None
+        return True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the watchdog works: seconds of standstill, restarts within a window, seconds between two looks."""
+
+    stall_seconds: float = 300.0
+    budget: int = 2
+    window_seconds: float = 3600.0
+    pause_seconds: float = 15.0
+
+
+class Watchdog:
+    """Looks at all deployments of a host; the effects can be replaced for tests."""
+
+    def __init__(
+        self,
+        root: Path,
+        settings: Settings,
+        *,
+        say: Callable[[str], None],
+        life_of: Optional[Callable[[str], str]] = None,
+        metrics_of: Optional[Callable[[str], str]] = None,
+        restart: Optional[Callable[[str], None]] = None,
+    ) -> None:
+        self._root = root
+        self._settings = settings
+        self._say = say
+        self._life_of = life_of or unit_life
+        self._metrics_of = metrics_of or (lambda url: read_metrics(url, 5.0))
+        self._restart = restart or restart_unit
+        self._watches: dict[str, Watch] = {}
+        self._told: set[str] = set()
+
+    def look(self, now: float) -> None:
+        """One look at every deployment."""
+        for name in deployment_names(self._root):
+            current = active_release(self._root, name)
+            if current is None:
+                continue
+            endpoint = read_json_object(release_directory(self._root, name, current) / "endpoint.json")
+            if endpoint.get("unit"):
+                self._look_at(name, endpoint, now)
+
+    def _look_at(self, name: str, endpoint: Mapping[str, str], now: float) -> None:
+        unit = endpoint["unit"]
+        watch = self._watches.setdefault(name, Watch(self._settings.stall_seconds))
+        life = self._life_of(unit)
+        if not life:
+            return
+        try:
+            sample = parse_sample(endpoint["engine"], self._metrics_of(f"{endpoint['url']}{endpoint['metrics_route']}"))
+        except (OSError, ValueError):
+            sample = None
+        stuck = watch.look(life, sample, now)
+        if not stuck:
+            self._told.discard(name)
+            return
+        try:
+            with host_lock(self._root, "metalserve-watchdog", 0):
+                self._act(name, unit, stuck, watch, now)
+        except HostBusyError:
+            # Whoever is at work proves the engine.
+            return
+
+    def _act(self, name: str, unit: str, stuck: str, watch: Watch, now: float) -> None:
+        settings = self._settings
+        if watch.may_restart(now, settings.budget, settings.window_seconds):
+            self._say(f"{name}: {stuck}. {unit} is started again.")
+            self._restart(unit)
+        elif name not in self._told:
+            self._told.add(name)
+            self._say(
+                f"{name}: {stuck}. {unit} has been started again {settings.budget} times within "
+                f"{settings.window_seconds / 60:.0f} min and is left alone now. Needed: a person. "
+                f"Change: see `metalserve-host diagnose {name}`."
+            )
+
+    def run(self, files: Sequence[Path] = ()) -> None:
+        """Look again and again, until one of `files` is another one: systemd then starts the new program."""
+        first = [_stamp(path) for path in files]
+        while [_stamp(path) for path in files] == first:
+            self.look(time.monotonic())
+            time.sleep(self._settings.pause_seconds)
+        self._say("The program or its unit has changed; ends, to be started anew.")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_ino, status.st_mtime_ns)
+
+
+def unit_life(unit: str) -> str:
+    """Names this life of a running unit; empty when it does not run."""
+    state = run_command(["systemctl", "show", unit, "--property=ActiveState,SubState,InvocationID"])
+    properties = dict(line.split("=", 1) for line in state.splitlines() if "=" in line)
+    running = (properties.get("ActiveState"), properties.get("SubState")) == ("active", "running")
+    return properties.get("InvocationID", "") if running else ""
+
+
+def restart_unit(unit: str) -> None:
+    """Start a unit again; its stop may take as long as the unit gives it, and is not waited for."""
+    run_command(["systemctl", "restart", "--no-block", unit])

@@ -1,0 +1,147 @@
+"""The driver's stories on the virtual machine of the Molecule scenario `driver`.
+
+By hand, while its machine runs: pytest tests/driver --hosts=ansible://serving_hosts
+--ansible-inventory=molecule/driver/inventory
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+PLAYBOOK = "molecule/driver/converge.yml"
+OLD, NEW = "570.195.03", "580.178.04"
+
+
+class Playbook:
+    """The result of one ansible-playbook run."""
+
+    def __init__(self, process):
+        self.rc = process.returncode
+        # Ansible folds long lines: sentences are compared with single blanks.
+        self.text = " ".join((process.stdout + process.stderr).replace("''", "'").split())
+
+    @property
+    def changed(self):
+        return "changed=0" not in self.text
+
+
+class Machine:
+    """The virtual machine, seen from outside."""
+
+    def __call__(self, *arguments):
+        script = PROJECT / "lab" / "vm" / "vm"
+        process = subprocess.run([script, *arguments], capture_output=True, text=True, check=False, timeout=900)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+
+@pytest.fixture(scope="session")
+def machine():
+    return Machine()
+
+
+@pytest.fixture(scope="session")
+def installed(machine):
+    """The name of the state that the scenario has reached: the old driver, proven."""
+    machine("save", "installed")
+    return "installed"
+
+
+@pytest.fixture(scope="session")
+def run_playbook_file(pytestconfig):
+    """Run a playbook of the project on the machine with extra variables."""
+    inventory = Path(pytestconfig.getoption("ansible_inventory")).resolve()
+
+    def run(playbook, extra=None, *options):
+        environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / playbook), "-i", str(inventory)]
+        process = subprocess.run(
+            [*argv, "-e", json.dumps(extra or {}), *options],
+            cwd=PROJECT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=3600,
+        )
+        return Playbook(process)
+
+    return run
+
+
+@pytest.fixture
+def run_playbook(run_playbook_file):
+    """Run the scenario's playbook with extra variables."""
+
+    def run(extra=None, *options):
+        return run_playbook_file(PLAYBOOK, extra, *options)
+
+    return run
+
+
+class Driver:
+    """The driver on every level, read without this project's own code."""
+
+    def __init__(self, host):
+        self.host = host
+
+    def _output(self, command, *arguments):
+        with self.host.sudo():
+            answer = self.host.run(command, *arguments)
+        return answer.stdout.strip() if answer.rc == 0 else None
+
+    @property
+    def loaded(self):
+        return self._output("cat /sys/module/nvidia/version")
+
+    @property
+    def on_disk(self):
+        return self._output("modinfo -F version nvidia")
+
+    @property
+    def userland(self):
+        name = self._output("readlink /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+        return name and name.partition(".so.")[2]
+
+    @property
+    def fabric_manager(self):
+        text = self._output("nv-fabricmanager --version")
+        return text and text.split()[-1]
+
+    @property
+    def levels(self):
+        return self.loaded, self.on_disk, self.userland, self.fabric_manager
+
+    @property
+    def boot(self):
+        return self._output("cat /proc/sys/kernel/random/boot_id")
+
+    def cuda_error(self):
+        """What cuInit says."""
+        return int(self._output("python3 -c %s", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"))
+
+    def gpus(self):
+        text = self._output("nvidia-smi -L")
+        return text.splitlines() if text else []
+
+
+@pytest.fixture
+def driver(host):
+    return Driver(host)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A failed test shows the end of the machine's journal."""
+    outcome = yield
+    report = outcome.get_result()
+    host = item.funcargs.get("host") if hasattr(item, "funcargs") else None
+    if report.when == "call" and report.failed and host is not None:
+        with host.sudo():
+            journal = host.run("journalctl --boot --lines 60 --no-pager --output short-monotonic")
+        report.sections.append(("journal", journal.stdout or journal.stderr))

@@ -1,0 +1,38 @@
+"""What a bare host is refused for, before anything on it is changed."""
+
+import pytest
+
+TRACES = (
+    "/etc/modprobe.d/metalserve-nvidia.conf",
+    "/etc/apt/sources.list.d/metalserve-nvidia.sources",
+    "/usr/bin/nvidia-smi",
+)
+
+
+@pytest.fixture(autouse=True)
+def _bare(machine, host):
+    """Each starts on the bare host and leaves it bare."""
+    machine("load", "bare")
+    yield
+    for trace in TRACES:
+        assert not host.file(trace).exists
+
+
+def test_a_repository_with_another_key(run_playbook):
+    result = run_playbook(
+        {"nvidia_driver_repository_url": "http://10.0.2.2:10480/compute/cuda/repos/debian13-other-key/x86_64"}
+    )
+    assert result.rc != 0, result.text
+    assert not result.changed, result.text
+    assert "fingerprint" in result.text
+
+
+def test_no_headers_of_the_running_kernel(host, run_playbook):
+    with host.sudo():
+        host.check_output("mv /lib/modules/$(uname -r)/build /root/build")
+        # A mirror that has moved on to a newer kernel.
+        host.check_output("sh -c 'echo > /etc/apt/sources.list; rm -rf /var/lib/apt/lists/*'")
+    result = run_playbook()
+    assert result.rc != 0, result.text
+    assert not result.changed, result.text
+    assert "there are no headers of the running kernel" in result.text

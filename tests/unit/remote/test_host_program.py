@@ -1,0 +1,67 @@
+"""The program that a host gets: the same bytes each time, and it runs by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ROLE = ROOT / "roles" / "serving_unit"
+
+
+def install(path: Path, *options: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    environment |= {
+        "ANSIBLE_MODULE_UTILS": str(ROLE / "module_utils"),
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+        "ANSIBLE_LOCAL_TEMP": str(path.parent / "local"),
+        "ANSIBLE_REMOTE_TEMP": str(path.parent / "remote"),
+        "ANSIBLE_NOCOLOR": "true",
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+    }
+    argv = [str(Path(sys.executable).with_name("ansible")), "localhost", "-M", str(ROLE / "library")]
+    done = subprocess.run(
+        [*argv, "-m", "host_program", "-a", f"path={path}", *options],
+        cwd=path.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bin") / "metalserve-host"
+    assert "CHANGED" in install(path, "--check")
+    assert not path.exists()
+    assert "CHANGED" in install(path)
+    return path
+
+
+def test_a_second_run_changes_nothing_and_damage_is_healed(program):
+    before = program.read_bytes()
+    assert "SUCCESS" in install(program)
+    program.write_bytes(before[:-1])
+    assert "CHANGED" in install(program)
+    assert program.read_bytes() == before
+    assert program.stat().st_mode & 0o777 == 0o755
+
+
+def test_it_runs_without_the_package(program, tmp_path):
+    def run(*words):
+        argv = [sys.executable, "-I", str(program), "--root", str(tmp_path), *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert run("releases").stdout == "no releases here\n"
+    assert run("diagnose").stdout == "no deployment has releases here\n"
+    refused = run("rollback", "tiny")
+    assert refused.returncode == 1
+    assert "tiny has no release to go back to" in refused.stdout
