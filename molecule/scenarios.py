@@ -6,7 +6,8 @@
 
 A scenario is run by its target in the Makefile, test-NAME, and depends on the paths that scenarios.yml names. After
 it passed, the hash of their content is kept in the user's cache folder; with the same content it is skipped, which
-is said at the end, as is one that the budget left out. Exit status 1 when a scenario fails.
+is said at the end, as is one that the budget left out, and one that is large, which only --all runs. Exit status 1
+when a scenario fails.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Scenario:
     name: str
     inputs: tuple[str, ...]
     always: bool = False
+    large: bool = False
 
 
 def load(path: Path) -> list[Scenario]:
@@ -49,7 +51,7 @@ def load(path: Path) -> list[Scenario]:
         missing = [item for item in inputs if not (path.parents[1] / item).exists()]
         if missing:
             raise ValueError(f"{path.name}: {name} names {', '.join(missing)}, which does not exist")
-        scenarios.append(Scenario(name, inputs, entry.get("always", False)))
+        scenarios.append(Scenario(name, inputs, entry.get("always", False), entry.get("large", False)))
     return scenarios
 
 
@@ -94,6 +96,11 @@ def main(arguments: list[str]) -> int:
         record = passes_folder() / f"{scenario.name}-{wanted[:16]}"
         if record.exists() and not (options.all or scenario.always):
             lines.append(f"{scenario.name}: left out: passed on {record.read_text().strip()} with the same inputs")
+            continue
+        if scenario.large and not options.all:
+            lines.append(
+                f"{scenario.name}: LEFT OUT: it is large; make test-{scenario.name} runs it, and make test-all"
+            )
             continue
         if time.monotonic() > end and not scenario.always:
             over = f"{options.budget_minutes:g} minutes are over; make test-{scenario.name} runs it"

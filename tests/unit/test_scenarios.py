@@ -87,6 +87,17 @@ def test_a_spent_budget_never_leaves_out_the_default_scenario(project, capsys):
     assert "disk: LEFT OUT: 0 minutes are over" in capsys.readouterr().out
 
 
+def test_a_large_scenario_is_left_out_and_said_unless_all_are_asked_for(project, capsys):
+    (project / "molecule/scenarios.yml").write_text(
+        "default: {always: true, inputs: []}\ndisk: {large: true, inputs: []}\n"
+    )
+    assert scenarios.main([]) == 0
+    assert calls(project) == ["default"]
+    assert "disk: LEFT OUT: it is large; make test-disk runs it" in capsys.readouterr().out
+    assert scenarios.main(["--all"]) == 0
+    assert calls(project) == ["default", "disk"]
+
+
 def test_a_path_that_does_not_exist_is_refused(project):
     (project / "molecule/scenarios.yml").write_text("disk: {inputs: [src/gone]}\n")
     with pytest.raises(ValueError, match=r"disk names src/gone, which does not exist"):
