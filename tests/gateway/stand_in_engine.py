@@ -42,14 +42,15 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(told.get("seconds", 0))
             if "events" in told and not self.server.always:
                 self._stream(told)
-            else:
-                prompt, completion = told.get("usage", [1, 1])
-                usage = {"prompt_tokens": prompt, "completion_tokens": completion}
-                answer = {"object": "stand-in", "engine": self.server.name, "usage": usage, "got": asked}
-                self._answer(self.server.always or told.get("status", 200), json.dumps(answer).encode())
+                return
         finally:
+            # Before the answer ends: after it the gateway may send the next one at once.
             with self.server.lock:
                 self.server.running -= 1
+        prompt, completion = told.get("usage", [1, 1])
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        answer = {"object": "stand-in", "engine": self.server.name, "usage": usage, "got": asked}
+        self._answer(self.server.always or told.get("status", 200), json.dumps(answer).encode())
 
     def _stream(self, told):
         self.send_response(200)

@@ -85,7 +85,7 @@ def test_an_oversized_body_is_refused_before_it_is_read(gateway, engines):
 
 
 def test_a_body_of_unknown_length_is_refused(gateway):
-    answer = gateway.ask(raw=iter([b'{"model": "qwen"}']), headers={"Transfer-Encoding": "chunked"})
+    answer = gateway.ask(raw=iter([b'{"model": "qwen"}']))
     assert (answer.status, "Content-Length" in answer.json["error"]["message"]) == (411, True)
 
 
@@ -107,7 +107,7 @@ def test_anthropics_key_header_counts_as_well(gateway):
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_the_model_is_found_wherever_it_stands_in_a_large_body(gateway, engines, place):
-    text = "ä" * 450_000
+    text = "ä" * 150_000  # six bytes each in the body
     body = {"model": "small", "x": text} if place == "before" else {"x": text, "model": "small"}
     assert gateway.ask(body).status == 200
     ((name, (request,)),) = sent_to(engines).items()
