@@ -6,11 +6,20 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from metalserve import gate_command, key_command, kv_command, manifest_command, plan_command, releases_command
 from metalserve.errors import MetalserveError
 
-COMMANDS = (plan_command, kv_command, gate_command, manifest_command, releases_command, key_command)
+# Word typed first -> the module that brings it. Only that one is imported: a plan needs no gate, and should be quick.
+MODULES = {
+    "plan": "plan_command",
+    "kv": "kv_command",
+    "gate": "gate_command",
+    "manifest": "manifest_command",
+    "releases": "releases_command",
+    "diff": "releases_command",
+    "key": "key_command",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="metalserve", description="Sizing and proof of OpenAI-compatible endpoints on bare-metal GPU hosts."
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    asked = MODULES.get(words[0]) if words else None
+    for module in [asked] if asked else dict.fromkeys(MODULES.values()):
+        import_module(f"metalserve.{module}").add_parser(subparsers)
+    options = parser.parse_args(words)
     try:
         status = int(options.run(options))
         sys.stdout.flush()

@@ -3,8 +3,10 @@
 Each of them ends with the deployment `tiny` on a good release that answers, and with `second` untouched.
 """
 
+import base64
 import copy
 import hashlib
+import json
 import re
 import subprocess
 import time
@@ -161,6 +163,19 @@ def test_back_by_hand_and_the_next_run_keeps_away(host, run_playbook, tiny):
     assert f"The release {target} is current, has passed the gate and answers" in again.text
 
 
+def with_another_tokenizer(host, variables, deployments, name, change):
+    """Variables that serve the small model with a changed tokenizer, under the manifest that fits it."""
+    folder = f"/var/tmp/{name}-tokenizer"
+    host.check_output("rm -rf %s && cp -r %s %s", folder, lab_model_folder(variables), folder)
+    text = change(host.file(f"{folder}/tokenizer.json").content_string)
+    encoded = base64.b64encode(text.encode()).decode()
+    host.check_output("echo %s | base64 --decode > %s", encoded, f"{folder}/tokenizer.json")
+    files = copy.deepcopy(variables["serving_lock"]["models"]["lab-moe-tiny"]["files"])
+    (entry,) = (each for each in files if each["path"] == "tokenizer.json")
+    entry.update({"size_bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    return with_another_model(variables, deployments, f"lab-{name}", folder, revision=name, files=files)
+
+
 def with_another_model(variables, deployments, name, source, *, parser=None, revision=None, files=None):
     """Variables in which `tiny` serves a model of another name and the lab model's shape, from a folder of the host."""
     model = copy.deepcopy(variables["serving_models"]["lab-moe-tiny"])
@@ -202,24 +217,32 @@ def test_a_wrong_parser_is_refused_by_the_gate_and_rolled_back(host, run_playboo
     assert f"The release {before} is current, has passed the gate and answers" in again.text
 
 
+def test_a_tokenizer_that_is_cut_off_is_refused_before_an_engine_is_touched(host, run_playbook, variables, deployments):
+    """Its hash is the manifest's, so it came from the source like that; no engine could read it."""
+    before = (link(host, "current"), host.check_output("docker inspect --format '{{.Id}}' metalserve-tiny"))
+    extra = with_another_tokenizer(host, variables, deployments, "cut", lambda text: text[:3000])
+    result = run_playbook("site.yml", extra)
+    assert result.rc != 0
+    assert "tokenizer.json is no JSON: Unterminated string" in result.text, result.text
+    assert not host.file("/var/lib/metalserve/models/lab-cut/cut").exists
+    assert (link(host, "current"), host.check_output("docker inspect --format '{{.Id}}' metalserve-tiny")) == before
+
+
 def test_a_corrupt_tokenizer_does_not_start_and_is_rolled_back_with_its_cause(
     host, run_playbook, variables, deployments
 ):
-    """The files are as their manifest says, so only the start can tell."""
+    """It is JSON, and its hash is the manifest's, so only the start can tell."""
     before = link(host, "current")
-    folder = "/var/tmp/corrupt-tokenizer"
-    host.check_output("rm -rf %s && cp -r %s %s", folder, lab_model_folder(variables), folder)
-    host.check_output("truncate --size 3000 %s", f"{folder}/tokenizer.json")
-    text = host.file(f"{folder}/tokenizer.json").content
-    files = copy.deepcopy(variables["serving_lock"]["models"]["lab-moe-tiny"]["files"])
-    (entry,) = (each for each in files if each["path"] == "tokenizer.json")
-    entry.update({"size_bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()})
-    extra = with_another_model(variables, deployments, "lab-corrupt", folder, revision="corrupt", files=files)
+
+    def without_model(text):
+        return json.dumps({**json.loads(text), "model": {"type": "None"}})
+
+    extra = with_another_tokenizer(host, variables, deployments, "corrupt", without_model)
     result = run_playbook("site.yml", extra)
     assert result.rc != 0
     assert "vllm@tiny.service died" in result.text, result.text
     assert "(bad_weights). Remedy: " in result.text
-    assert "JSONDecodeError" in result.text
+    assert "data did not match any variant of untagged enum" in result.text
     assert f"The release {before} is current again, has passed the gate and answers" in result.text
     assert (link(host, "current"), running_release(host)) == (before, before)
     assert_answers(host)
