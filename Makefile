@@ -115,6 +115,10 @@ test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA
 	@lab/dockerd start
 	python -m pytest tests/packages
 
+.PHONY: test-gateway
+test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy with stand-ins for the engines
+	molecule test --scenario-name gateway
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, driver, planner
+from metalserve import catalogue, deployments, driver, gateway, planner
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 from metalserve.verdict import host as verdict_host
@@ -94,6 +94,34 @@ def compatibility_verdict(
     return verdict_host.compatibility_verdict(facts, items or [], inputs=inputs, options=options)
 
 
+def gateway_pools(
+    names: list[str],
+    deployments: list[list[dict[str, Any]]],
+    *addresses: list[str],
+    server_max_requests: int,
+    long_prompts: list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """The fleet's engines as pools that serve one set of model names."""
+    reached = [
+        next((address for address in known if address), name) for name, *known in zip(names, *addresses, strict=True)
+    ]
+    hosts = [
+        {"name": name, "address": address, "deployments": items}
+        for name, address, items in zip(names, reached, deployments, strict=True)
+    ]
+    return gateway.gateway_pools(hosts, server_max_requests=server_max_requests, long_prompts=long_prompts or [])
+
+
+def gateway_clients(clients: list[dict[str, Any]], pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The gateway's clients, checked and filled in."""
+    return gateway.gateway_clients(clients, pools)
+
+
+def gateway_maps(pools: list[dict[str, Any]], clients: list[dict[str, Any]]) -> dict[str, str]:
+    """The gateway's look-up files, text by file name."""
+    return gateway.gateway_maps(pools, clients)
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -108,5 +136,8 @@ class FilterModule:
             lock_requests,
             driver_action,
             compatibility_verdict,
+            gateway_pools,
+            gateway_clients,
+            gateway_maps,
         )
         return {function.__name__: _filter(function) for function in faces}

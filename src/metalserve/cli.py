@@ -18,6 +18,7 @@ MODULES = {
     "manifest": "manifest_command",
     "releases": "releases_command",
     "diff": "releases_command",
+    "key": "key_command",
 }
 
 

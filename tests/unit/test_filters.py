@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from metalserve import catalogue, deployments, driver, planner
+from metalserve import catalogue, deployments, driver, gateway, planner
 from metalserve.verdict import host as verdict_host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +34,10 @@ INPUTS = deployments.Inputs(
     models_dir="/var/lib/metalserve/models",
 )
 RELEASES = deployments.serving_releases([QWEN], HOST, INPUTS)
+POOLS = gateway.gateway_pools(
+    [{"name": "gpu-1", "address": "10.0.0.1", "deployments": [QWEN]}], server_max_requests=64, long_prompts=[]
+)
+CLIENTS = gateway.gateway_clients([{"name": "chat", "key_sha256": "0" * 64}], POOLS)
 VARIABLES = {
     "facts": HOST,
     "small_host": catalogue.host_from_shape("1xL40S"),
@@ -41,6 +45,8 @@ VARIABLES = {
     "releases": RELEASES,
     "items": [QWEN, {**QWEN, "name": "other", "engine": "sglang"}],
     "lock": INPUTS.lock,
+    "pools": POOLS,
+    "clients": CLIENTS,
     "sources": {MODEL: ["http://mirror/{key}/{revision}"]},
     "pins": {"vllm": {"version": "0.32.0", "image": "registry:5000/vllm:0.32.0"}},
 }
@@ -88,6 +94,9 @@ ANSWERS = {
     "facts | compatibility_verdict(items[:1], lock=lock, options={'toolkit': {'manage': false}})": (
         verdict_host.compatibility_verdict(HOST, [QWEN], inputs=INPUTS, options={"toolkit": {"manage": False}})
     ),
+    "['gpu-1'] | gateway_pools([items[:1]], [''], ['10.0.0.1'], server_max_requests=64)": POOLS,
+    "[{'name': 'chat', 'key_sha256': '0' * 64}] | gateway_clients(pools)": CLIENTS,
+    "pools | gateway_maps(clients)": gateway.gateway_maps(POOLS, CLIENTS),
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
@@ -110,6 +119,11 @@ REFUSALS = {
     "facts | compatibility_verdict(options={'drivers': {}})": (
         "the option drivers of a verdict. Needed: one of driver, toolkit, docker, expected, accept, "
         "weights_reserve_bytes. Change: the options of compatibility_verdict."
+    ),
+    "[{'name': 'chat', 'key_sha256': 'sk-1'}] | gateway_clients([])": (
+        "the client chat with key_sha256 'sk-1'. Needed: the SHA-256 of its key, 64 lower-case hexadecimal digits, "
+        "never the key itself. Change: `key_sha256` of chat in gateway_clients; `metalserve key chat` makes a key and "
+        "its hash."
     ),
     "[{'name': 'qwen', 'engine': 'vlm', 'model': 'm', 'port': 1}] | lock_requests": (
         "engine 'vlm' of the deployment qwen. Needed: one of vllm, sglang. "
