@@ -127,19 +127,24 @@ def _capability(known: Gpus) -> Row | None:
 
 
 def _ecc(known: Gpus) -> Row | None:
-    """ECC off on a GPU that has it; null means that it has none (GeForce)."""
-    having = [gpu for gpu in known if gpu.get("ecc_enabled") is not None]
+    return _switched_on(
+        known,
+        "ecc_enabled",
+        "ecc",
+        needed="on: without it a flipped bit changes answers",
+        change="nvidia-smi --ecc-config=1, then reboot",
+    )
+
+
+def _switched_on(known: Gpus, field: str, name: str, *, needed: str, change: str) -> Row | None:
+    """A switch that is off on a GPU that has it; null means that it has none (ECC on a GeForce)."""
+    having = [gpu for gpu in known if gpu.get(field) is not None]
     if not having:
         return None
-    off = [gpu_label(gpu) for gpu in having if not gpu["ecc_enabled"]]
+    off = [gpu_label(gpu) for gpu in having if not gpu[field]]
     if off:
-        return fail(
-            "ecc",
-            f"off on {join(off)}",
-            "on: without it a flipped bit changes answers",
-            "nvidia-smi --ecc-config=1, then reboot",
-        )
-    return ok("ecc", f"on on {len(having)} GPUs")
+        return fail(name, f"off on {join(off)}", needed, change)
+    return ok(name, f"on on {len(having)} GPUs")
 
 
 def _rows_remapped(known: Gpus) -> Row | None:
@@ -316,18 +321,13 @@ def _compute_mode(known: Gpus) -> Row | None:
 
 
 def _persistence(known: Gpus) -> Row | None:
-    having = [gpu for gpu in known if gpu.get("persistence") is not None]
-    if not having:
-        return None
-    off = [gpu_label(gpu) for gpu in having if not gpu["persistence"]]
-    if off:
-        return fail(
-            "persistence",
-            f"off on {join(off)}",
-            "on: else the driver starts each GPU anew for each process",
-            "enable and start nvidia-persistenced.service",
-        )
-    return ok("persistence", f"on on {len(having)} GPUs")
+    return _switched_on(
+        known,
+        "persistence",
+        "persistence",
+        needed="on: else the driver starts each GPU anew for each process",
+        change="enable and start nvidia-persistenced.service",
+    )
 
 
 def _throttle(known: Gpus) -> Row | None:
