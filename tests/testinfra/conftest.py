@@ -14,8 +14,6 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
-# The life of releases has a scenario of its own (molecule/engines).
-collect_ignore = ["engines"]
 
 
 class Playbook:
