@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +27,11 @@ from pathlib import Path
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[1]
+REASONS_KEPT = 40
+REASON_LENGTH = 400
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# What pytest says of a failed test and its assertion, and Ansible of a failed task.
+REASON = re.compile(r"^(FAILED |ERROR |E  )|fatal: \[|\[ERROR\]")
 # What every scenario depends on.
 SHARED_INPUTS = ("ansible.cfg", "requirements", "molecule/common", "molecule/scenarios.py")
 
@@ -82,6 +89,23 @@ def passes_folder() -> Path:
     return Path(cache) / "metalserve" / "passed"
 
 
+def watch(command: list[str], folder: Path) -> tuple[int, list[str]]:
+    """Run a command with its output passed through; its exit status, and the last lines that tell why it failed.
+
+    Molecule prints a page after the test or task that failed: the end of a log alone does not show the reason.
+    """
+    reasons: deque[str] = deque(maxlen=REASONS_KEPT)
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            plain = COLOUR.sub("", line).strip()
+            if REASON.search(plain):
+                reasons.append(plain[:REASON_LENGTH])
+    return process.returncode, list(reasons)
+
+
 def main(arguments: list[str]) -> int:
     """Run what is to be run and tell the rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -108,10 +132,11 @@ def main(arguments: list[str]) -> int:
             continue
         print(f"==> scenario {scenario.name}", flush=True)
         start = time.monotonic()
-        status = subprocess.run(["make", "--no-print-directory", f"test-{scenario.name}"], cwd=PROJECT, check=False)
+        status, reasons = watch(["make", "--no-print-directory", f"test-{scenario.name}"], PROJECT)
         seconds = time.monotonic() - start
-        if status.returncode:
+        if status:
             lines.append(f"{scenario.name}: FAILED after {seconds:.0f} s")
+            lines += [f"  {reason}" for reason in reasons]
             failed = True
             break
         record.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,12 @@ def project(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
     programs = tmp_path / "bin"
     programs.mkdir()
-    script = ["#!/bin/sh", "name=${2#test-}", f'echo "$name" >> {tmp_path}/calls', f"test ! -e {tmp_path}/fail-$name"]
+    script = [
+        "#!/bin/sh",
+        "name=${2#test-}",
+        f'echo "$name" >> {tmp_path}/calls',
+        f"cat {tmp_path}/fail-$name 2>&- || exit 0; exit 1",
+    ]
     (programs / "make").write_text("\n".join(script))
     (programs / "make").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=":")
@@ -79,6 +84,15 @@ def test_a_failure_is_not_remembered_as_a_pass(project, capsys):
     calls(project)
     assert scenarios.main([]) == 0
     assert calls(project) == ["default", "disk"]
+
+
+def test_the_end_says_what_failed(project, capsys):
+    """Molecule prints a page after the failed test: the end of the log must name it all the same."""
+    failure = "\x1b[31mE   AssertionError: 1 == 2\x1b[0m\nFAILED tests/x.py::test_y\n" + "INFO destroying\n" * 100
+    (project.parent / "fail-disk").write_text(failure)
+    assert scenarios.main([]) == 1
+    end = capsys.readouterr().out.partition("\nscenarios:")[2]
+    assert end.rstrip().endswith("    E   AssertionError: 1 == 2\n    FAILED tests/x.py::test_y")
 
 
 def test_a_spent_budget_never_leaves_out_the_default_scenario(project, capsys):
