@@ -14,6 +14,7 @@ from string import Formatter
 from typing import Any
 
 from metalserve import catalogue
+from metalserve.engines import behaviour
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
 from metalserve.hubs import NAMES as HUB_NAMES
@@ -52,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "engine_args": {},
     "environment": {},
     "api_key_file": None,
+    **dict.fromkeys(behaviour.FIELDS),
 }
 REQUIRED = ("name", "engine", "model", "port")
 
@@ -171,6 +173,7 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
             change=f"`engine` of {name} in serving_deployments",
         )
     _check_key_file(name, item["engine"], item.get("api_key_file"))
+    behaviour.check_behaviour(name, item)
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
     filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
     return filled
@@ -378,7 +381,7 @@ def _one(
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
     if ":" in host:
         host = f"[{host}]"
-    reasoning = model.parsers[engine.engine].reasoning
+    _, reasoning = behaviour.wanted_parsers(item, model.as_dict())
     # Kept beside the release: going back to it must not need the inventory that asked for it.
     endpoint = {
         "engine": engine.engine,
@@ -422,7 +425,8 @@ def _one(
 
 def _arguments_hash(item: Mapping[str, Any]) -> str:
     """Of what a deployment gives to its engine beside sizes: a measurement under other arguments says nothing."""
-    given = {name: item[name] for name in ("engine_args", "environment", "prefix_caching")}
+    named = {name: item[name] for name in behaviour.FIELDS if item[name] is not None}
+    given = {**named, **{name: item[name] for name in ("engine_args", "environment", "prefix_caching")}}
     return hashlib.sha256(canonical_json(given).encode()).hexdigest()[:12]
 
 

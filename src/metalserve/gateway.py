@@ -12,8 +12,6 @@ from metalserve.deployments import normalize
 from metalserve.engines.info import engine_of
 from metalserve.errors import Refusal
 
-# SGLang's and vLLM's own names of the setting that makes a request's `priority` count.
-_PRIORITY_ARGUMENTS = {"vllm": ("scheduling_policy", "priority"), "sglang": ("enable_priority_scheduling", True)}
 _CLIENT_FIELDS = {
     "name": str,
     "key_sha256": str,
@@ -116,7 +114,8 @@ def _pool(
     infos = [engine_of(member) for member in members]
     # Where engines are mixed, only /health is known to all of them.
     routes = {info.ready_route for info in infos}
-    directions = {_priority(member) for member in members}
+    # What is served first where a deployment orders its requests at all.
+    directions = {(member["priority_order"] or "").removesuffix("_first") or None for member in members}
     return {
         "models": models,
         "above_bytes": above_bytes,
@@ -132,17 +131,6 @@ def _pool(
             for member in members
         ],
     }
-
-
-def _priority(deployment: Mapping[str, Any]) -> str | None:
-    """Which priorities an engine serves first: vLLM the lower, SGLang the higher unless told otherwise."""
-    given = {str(key).replace("-", "_"): value for key, value in deployment["engine_args"].items()}
-    name, value = _PRIORITY_ARGUMENTS[deployment["engine"]]
-    if given.get(name) != value:
-        return None
-    if deployment["engine"] == "vllm" or given.get("schedule_low_priority_values_first"):
-        return "lower"
-    return "higher"
 
 
 def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,11 +21,17 @@ WORDS = ["--model-path", "/models/x", "--config", "{config}"]
 OPTIONS = {
     "schedule_policy": "fcfs",
     "schedule_conservativeness": 0.8,
-    "priority_order": "lower_first",
     "max_queued_requests": 64,
     "disaggregation_mode": "decode",
     "disaggregation_transfer": "nixl",
     "disaggregation_bootstrap_port": 8999,
+}
+NEUTRAL = {
+    "dtype": "bfloat16",
+    "structured_output_backend": "guidance",
+    "priority_order": "lower_first",
+    "kv_offload_gib": 64,
+    "log_level": "warning",
 }
 STATE = {"state_memory_ratio": 2.0, "state_dtype": "bfloat16", "radix_strategy": "no_buffer"}
 # What SGLang must refuse, so that this test would notice a parser that takes everything.
@@ -51,7 +57,7 @@ def rendered():
     for place, (key, model) in enumerate(catalogue.models().items()):
         deployment = {"name": "d", "engine": "sglang", "model": key, "port": 30000 + place}
         if place % 2:
-            deployment["sglang"] = OPTIONS
+            deployment |= {"sglang": OPTIONS, **NEUTRAL}
         for host in ("1xH200", "8xH200"):
             try:
                 plan = make_plan(key, catalogue.host_from_shape(host), "sglang", VERSION, deployment)

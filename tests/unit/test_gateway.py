@@ -55,16 +55,9 @@ def test_pools_never_share_a_name():
     ("fields", "direction"),
     [
         ({}, None),
-        ({"engine_args": {"scheduling-policy": "priority"}}, "lower"),
-        ({"engine_args": {"scheduling_policy": "fcfs"}}, None),
-        ({"engine": "sglang", "engine_args": {"enable-priority-scheduling": True}}, "higher"),
-        (
-            {
-                "engine": "sglang",
-                "engine_args": {"enable-priority-scheduling": True, "schedule-low-priority-values-first": True},
-            },
-            "lower",
-        ),
+        ({"priority_order": "lower_first"}, "lower"),
+        ({"engine": "sglang", "priority_order": "higher_first"}, "higher"),
+        ({"engine": "sglang", "priority_order": "lower_first"}, "lower"),
     ],
 )
 def test_the_direction_of_priorities_is_the_engines(fields, direction):

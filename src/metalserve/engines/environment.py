@@ -111,6 +111,8 @@ def engine_environment(deployment: Mapping[str, Any], plan: Mapping[str, Any]) -
     }
     if engine == "vllm":
         environment["VLLM_NO_USAGE_STATS"] = "1"
+        if deployment.get("log_level"):
+            environment["VLLM_LOGGING_LEVEL"] = deployment["log_level"].upper()
     if plan["device"] == "cpu":
         if engine == "vllm":
             # Several engines share a lab host's few cores; pinning each to all of them would serialise both.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from metalserve.engines.behaviour import sglang_behaviour, wanted_parsers
 from metalserve.engines.catalogue_entry import parsers_of
 from metalserve.engines.flags import FlagTable
 from metalserve.errors import Refusal
@@ -33,18 +34,19 @@ def _served_name(deployment: Mapping[str, Any], model: Mapping[str, Any]) -> str
     return str(names[0])
 
 
-def _check_tool_parser(deployment: Mapping[str, Any], model: Mapping[str, Any], tool: str | None) -> None:
+def _check_tool_parser(deployment: Mapping[str, Any], model: Mapping[str, Any], asked: str | None) -> None:
     """Refuse the JSON parser of Qwen2.5 and Qwen3 for a model that writes its calls in another form.
 
     SGLang has the parser `qwen` and starts; tool calls then come back as plain text, without an error.
     """
     own = deployment.get("engine_args") or {}
-    asked = own.get("tool-call-parser", own.get("tool_call_parser"))
+    asked = own.get("tool-call-parser", own.get("tool_call_parser", asked))
+    tool, _ = parsers_of(model, "sglang")
     if asked in _JSON_PARSERS and tool not in (None, *_JSON_PARSERS):
         raise Refusal(
-            found=f"tool-call-parser {asked} for {model['key']}: it reads the JSON form of Qwen2.5 and Qwen3",
+            found=f"tool_parser {asked} for {model['key']}: it reads the JSON form of Qwen2.5 and Qwen3",
             needed=f"{tool}, the parser of the form that this model writes; with the other, calls come back as text",
-            change="remove engine_args.tool-call-parser of the deployment, the catalogue names the parser",
+            change="remove tool_parser (or engine_args.tool-call-parser) of the deployment; the catalogue names it",
         )
 
 
@@ -102,10 +104,6 @@ def _option_settings(options: SglangOptions, table: FlagTable) -> dict[str, Any]
     if options.radix_strategy == "no_buffer":
         # It supports neither the overlap scheduler nor larger pages, and SGLang stops instead of turning them off.
         settings.update({"disable-overlap-schedule": True, "page-size": 1})
-    if options.priority_order:
-        settings["enable-priority-scheduling"] = True
-        if options.priority_order == "lower_first":
-            settings["schedule-low-priority-values-first"] = True
     return settings
 
 
@@ -160,7 +158,8 @@ def sglang_settings(
     settings.update(_cpu_settings(plan))
     settings.update(_speculative_settings(deployment.get("speculative_tokens") or 0))
     settings.update(_option_settings(read_options(deployment.get("sglang")), table))
-    tool, reasoning = parsers_of(model, "sglang")
+    settings.update(sglang_behaviour(deployment, plan))
+    tool, reasoning = wanted_parsers(deployment, model)
     _check_tool_parser(deployment, model, tool)
     if reasoning:
         settings["reasoning-parser"] = reasoning

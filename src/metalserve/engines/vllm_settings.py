@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metalserve.engines.catalogue_entry import parsers_of
+from metalserve.engines.behaviour import vllm_behaviour, wanted_parsers
 from metalserve.engines.flags import FlagTable
 from metalserve.engines.info import engine_info
 
@@ -56,7 +56,8 @@ def vllm_settings(
             "method": "mtp",
             "num_speculative_tokens": deployment["speculative_tokens"],
         }
-    tool, reasoning = parsers_of(model, "vllm")
+    settings.update(vllm_behaviour(deployment, plan))
+    tool, reasoning = wanted_parsers(deployment, model)
     if tool:
         settings["enable-auto-tool-choice"] = True
         settings["tool-call-parser"] = tool

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
+from metalserve.engines.behaviour import FIELDS as BEHAVIOUR_FIELDS
 from metalserve.errors import Refusal
 from metalserve.planner.sglang_options import SglangOptions, read_options
 
@@ -24,6 +25,7 @@ _NOT_SIZES = frozenset(
         "engine_args",
         "environment",
         "api_key_file",
+        *BEHAVIOUR_FIELDS,
     }
 )
 _KV_DTYPES = ("auto", "bfloat16", "fp8")

@@ -12,13 +12,10 @@ from metalserve.errors import Refusal
 SCHEDULE_POLICIES = (
     "lpm", "random", "fcfs", "dfs-weight", "lof", "priority", "routing-key", "hrrn", "shortest-prefill-first",
 )  # fmt: skip
-# Priority scheduling with another policy fails on an assertion at start.
-PRIORITY_POLICIES = ("fcfs", "lof")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "radix_strategy": ("no_buffer", "extra_buffer", "extra_buffer_lazy"),
     "state_dtype": ("float32", "bfloat16"),
     "schedule_policy": SCHEDULE_POLICIES,
-    "priority_order": ("higher_first", "lower_first"),
     "disaggregation_mode": ("prefill", "decode"),
     "disaggregation_transfer": ("mooncake", "nixl", "mori", "mooncake_tcp"),
 }
@@ -40,7 +37,6 @@ class SglangOptions:
     `static_fraction`: share of the free memory for weights and pools, in place of the planned one.
     `state_memory_ratio`: state pool : KV pool of a hybrid model. `state_dtype`: type of its recurrent state.
     `radix_strategy`: how a hybrid's states are kept for the prefix cache; decides the state slots of a request.
-    `priority_order`: turns priority scheduling on; SGLang alone serves higher values first, vLLM lower ones.
     """
 
     static_fraction: float | None = None
@@ -49,7 +45,6 @@ class SglangOptions:
     radix_strategy: str | None = None
     schedule_policy: str | None = None
     schedule_conservativeness: float | None = None
-    priority_order: str | None = None
     max_queued_requests: int | None = None
     disaggregation_mode: str | None = None
     disaggregation_transfer: str | None = None
@@ -81,12 +76,6 @@ def read_options(given: Mapping[str, Any] | None) -> SglangOptions:
         if limits and (isinstance(value, bool) or not isinstance(value, kinds) or not limits[0] <= value <= limits[1]):
             raise _refuse(name, f"sglang.{name} {value!r}", f"a number from {limits[0]} to {limits[1]}")
     options = SglangOptions(**values)
-    if options.priority_order and (options.schedule_policy or "fcfs") not in PRIORITY_POLICIES:
-        raise _refuse(
-            "schedule_policy",
-            f"sglang.priority_order with schedule_policy {options.schedule_policy}",
-            f"schedule_policy {' or '.join(PRIORITY_POLICIES)}: SGLang stops on an assertion with any other",
-        )
     if options.disaggregation_mode is None and (
         options.disaggregation_transfer or options.disaggregation_bootstrap_port
     ):

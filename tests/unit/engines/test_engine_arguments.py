@@ -93,9 +93,9 @@ def test_underscores_and_leading_dashes_are_brought_into_form():
 
 def test_a_wrong_choice_is_refused_with_the_nearest():
     with pytest.raises(
-        Refusal, match=r"'scheduling-policy: priorty'.*one of fcfs, priority; the nearest is 'priority'"
+        Refusal, match=r"'kv-offloading-backend: natve'.*one of lmcache, native; the nearest is 'native'"
     ):
-        check(scheduling_policy="priorty")
+        check(kv_offloading_backend="natve")
 
 
 def test_a_wrong_choice_without_a_near_one_is_refused():

@@ -22,21 +22,29 @@ FULL = {
     "text_only": True,
     "speculative_tokens": 2,
     "expert_parallel": True,
+    "dtype": "bfloat16",
+    "structured_output_backend": "guidance",
+    "priority_order": "lower_first",
+    "log_level": "warning",
+    "kv_offload_gib": 64,
+    "tool_parser": "hermes",
+    "reasoning_parser": "none",
     "engine_args": {"trust_remote_code": True},
 }
+VLLM_FULL = {"long_prompt_tokens": 4096, "chunked_prefill": True}
 SGLANG_FULL = {
+    "tool_parser": "qwen3_coder",
     "sglang": {
         "state_memory_ratio": 2.0,
         "state_dtype": "bfloat16",
         "radix_strategy": "extra_buffer",
         "schedule_policy": "fcfs",
         "schedule_conservativeness": 0.8,
-        "priority_order": "lower_first",
         "max_queued_requests": 512,
         "disaggregation_mode": "prefill",
         "disaggregation_transfer": "nixl",
         "disaggregation_bootstrap_port": 8998,
-    }
+    },
 }
 FULL_PLAN = {
     "expert_parallel": True,
@@ -60,12 +68,11 @@ CASES = [
 
 def config_of(engine, version, device):
     base = deployment(engine=engine, engine_version=version)
-    if engine == "sglang" and device != "cpu":
-        base = base | SGLANG_FULL
     if device == "cpu":
         return engine_config(base, model(), VLLM_CPU_PLAN if engine == "vllm" else SGLANG_CPU_PLAN)
     full = FULL if version != "0.5.10" else {**FULL, "text_only": False}
-    return engine_config(base | full, model(), CUDA_PLAN | FULL_PLAN)
+    own = VLLM_FULL if engine == "vllm" else SGLANG_FULL
+    return engine_config(base | full | own, model(), CUDA_PLAN | FULL_PLAN)
 
 
 @pytest.mark.parametrize(("name", "engine", "version", "device"), CASES, ids=[case[0] for case in CASES])
@@ -254,7 +261,7 @@ fields = st.fixed_dictionaries(
         "text_only": st.booleans(),
         "speculative_tokens": st.integers(0, 4),
         "engine_args": st.sampled_from(
-            [{}, {"log-level": "on"}, {"chat_template": "null"}, {"chat-template": "1e3"}, {"trust_remote_code": True}]
+            [{}, {"chat_template": "null"}, {"chat-template": "1e3"}, {"trust_remote_code": True}]
         ),
     }
 )
@@ -264,8 +271,6 @@ fields = st.fixed_dictionaries(
 @given(engine_and_version=st.sampled_from([case[1:3] for case in CASES]), sizes=plans, own=fields)
 def test_the_file_reads_back_as_the_same_mapping_without_false_or_null(engine_and_version, sizes, own):
     engine, version = engine_and_version
-    if "log-level" in own["engine_args"] and engine == "vllm":
-        own["engine_args"] = {"uvicorn-log-level": "info"}
     if version == "0.5.10":
         own["text_only"] = False
     config = engine_config(deployment(engine=engine, engine_version=version) | own, model(), sizes)
@@ -291,11 +296,6 @@ def test_eager_of_the_deployment_counts_when_the_plan_does_not_say(engine, expec
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"priority_order": "higher_first"}, {"enable-priority-scheduling": True}),
-        (
-            {"priority_order": "lower_first"},
-            {"enable-priority-scheduling": True, "schedule-low-priority-values-first": True},
-        ),
         (
             {"radix_strategy": "no_buffer"},
             {"mamba-radix-cache-strategy": "no_buffer", "disable-overlap-schedule": True, "page-size": 1},

@@ -158,7 +158,6 @@ def test_a_checkpoint_that_declares_an_fp8_cache_gets_one():
         ("qwen3-32b-fp8", {"sglang": {"static_fraction": 1.5}}, "from 0.05 to 0.99"),
         ("qwen3-32b-fp8", {"sglang": {"max_queued_requests": 1.5}}, "a number from 1"),
         ("qwen3-32b-fp8", {"sglang": {"schedule_policy": "lifo"}}, "one of lpm"),
-        ("qwen3-32b-fp8", {"sglang": {"schedule_policy": "lpm", "priority_order": "higher_first"}}, "an assertion"),
         ("qwen3-32b-fp8", {"sglang": {"disaggregation_transfer": "nixl"}}, "without sglang.disaggregation_mode"),
         ("qwen3-32b-fp8", {"sglang": ["x"]}, "a mapping"),
     ],
