@@ -89,12 +89,13 @@ def cycles(host, after):
     said = host.run("systemd-analyze --man=no verify multi-user.target").stderr
     host.check_output("systemctl disable engine-order.service && rm /etc/systemd/system/engine-order.service")
     host.check_output("systemctl daemon-reload")
-    return [line for line in said.splitlines() if "cycle" in line]
+    return [line for line in said.splitlines() if "cycle" in line or "Found dependency on" in line]
 
 
 def test_engines_start_at_boot_beside_nvidias_unit(host):
     """An engine that waits for nvidia-cdi-refresh.service is not started at all; the units of this project do not."""
-    assert "Found ordering cycle on engine-order.service" in cycles(host, "nvidia-cdi-refresh.service")[0]
+    # With which unit systemd begins its account of the cycle differs from call to call.
+    assert "engine-order.service" in " ".join(cycles(host, "nvidia-cdi-refresh.service"))
     template = (PROJECT / "roles/serving_unit/templates/engine@.service.j2").read_text(encoding="utf-8")
     (after,) = re.findall("^After=(.*)$", template, re.MULTILINE)
     assert cycles(host, after) == []
