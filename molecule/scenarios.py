@@ -33,7 +33,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # What pytest says of a failed test and its assertion, and Ansible of a failed task.
 REASON = re.compile(r"^(FAILED |ERROR |E  )|fatal: \[|\[ERROR\]")
 # What every scenario depends on.
-SHARED_INPUTS = ("ansible.cfg", "requirements", "molecule/common", "molecule/scenarios.py")
+SHARED_INPUTS = ("ansible.cfg", "requirements", "molecule/common", "molecule/scenarios.py", "tests/support")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,15 @@ _SPEC.loader.exec_module(scenarios)
 def project(tmp_path, monkeypatch):
     """A repository with two scenarios, and a `make` that records its calls and fails on demand."""
     root = tmp_path / "project"
-    for name in ("ansible.cfg", "requirements", "molecule/common", "molecule/scenarios.py", "src/a", "src/b"):
+    for name in (
+        "ansible.cfg",
+        "requirements",
+        "molecule/common",
+        "molecule/scenarios.py",
+        "tests/support/x",
+        "src/a",
+        "src/b",
+    ):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
