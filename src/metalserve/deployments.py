@@ -394,6 +394,7 @@ def _one(
         "thinking": "absent" if reasoning is None else "off",
         "weights_bytes": sum(entry["size_bytes"] for entry in locked_model["files"]),
         "api_key_file": item["api_key_file"],
+        "answers_alone": not (item["sglang"] or {}).get("disaggregation_mode"),
     }
     return {
         **chosen,

@@ -765,4 +765,5 @@ def test_a_release_can_be_proven_without_its_inventory():
         "thinking": release["thinking"],
         "weights_bytes": sum(entry["size_bytes"] for entry in FILES),
         "api_key_file": None,
+        "answers_alone": True,
     }

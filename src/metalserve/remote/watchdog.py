@@ -1,21 +1,26 @@
 """Finds engines that live but produce nothing, and starts them again within a budget.
 
-Health routes answer 200 while an engine hangs: what tells is that requests wait and no token is made. Seen from the
-engine's own metrics, so that it needs no request of its own and no key.
+Health routes answer 200 while an engine hangs: what tells is that requests wait and no token is made. Both are in the
+engine's own metrics, but it is the core of an engine that counts the requests: a core that hung while it had none never
+tells of those that came later. So an engine that made no token for a while is asked for one, which counts as waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from .capacity import read_metrics
 from .files import read_json_object
+from .gate_key import read_api_key
 from .host_lock import HostBusyError, host_lock
+from .http_client import HttpError, parse_base_url, request
 from .readiness import run_command
 from .releases import active_release, deployment_names, release_directory
 
@@ -63,28 +68,40 @@ class Watch:
     life: str = ""
     tokens: Optional[float] = None
     still_since: Optional[float] = None
+    moved_at: float = 0.0
     restarts: list[float] = field(default_factory=list)
 
-    def look(self, life: str, sample: Optional[Sample], now: float) -> str:
+    def look(self, life: str, sample: Optional[Sample], now: float, *, asked: bool = False) -> str:
         """Take a sample, or None when the metrics do not answer; returns why the engine is stuck, or an empty text.
 
-        An engine that has not answered yet in this life is loading, which is not this program's matter.
+        `asked` says that a question of the watchdog's own is open. An engine that has not answered yet in this life is
+        loading, which is not this program's matter.
         """
         if life != self.life:
-            self.life, self.tokens, self.still_since = life, None, None
+            self.life, self.tokens, self.still_since, self.moved_at = life, None, None, now
         if sample is None:
             if self.tokens is None:
                 return ""
             what = "its metrics do not answer"
-        elif sample.requests > 0 and sample.tokens == self.tokens:
-            what = f"{sample.requests:.0f} request(s) wait and no token was made"
+        elif (sample.requests > 0 or asked) and sample.tokens == self.tokens:
+            # Where the engine counts the watchdog's own question, there is one at least.
+            what = f"{max(sample.requests, 1):.0f} request(s) wait and no token was made"
         else:
+            if sample.tokens != self.tokens:
+                self.moved_at = now
             self.tokens, self.still_since = sample.tokens, None
             return ""
         if self.still_since is None:
             self.still_since = now
         seconds = now - self.still_since
         return f"{what} for {seconds:.0f} s" if seconds >= self.stall_seconds else ""
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a loaded engine has made no token for so long that it should show that it can; asks once a while."""
+        if self.tokens is None or self.still_since is not None or now - self.moved_at < self.stall_seconds:
+            return False
+        self.moved_at = now
+        return True
 
     def may_restart(self, now: float, budget: int, window_seconds: float) -> bool:
         """Whether the budget of restarts within the window has room; takes one of it."""
@@ -106,6 +123,44 @@ class Settings:
     pause_seconds: float = 15.0
 
 
+class Questions:
+    """Asks engines for one token each in the background; a hung engine holds its thread until the deadline only.
+
+    Args:
+        seconds: how long an answer may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._open: dict[str, threading.Thread] = {}
+
+    def is_open(self, life: str) -> bool:
+        """Whether the engine of this life of a unit has been asked and has not answered yet."""
+        thread = self._open.get(life)
+        if thread is not None and not thread.is_alive():
+            del self._open[life]
+        return life in self._open
+
+    def ask(self, life: str, endpoint: Mapping[str, Any]) -> None:
+        """Ask for one token, unless a question is open."""
+        if not self.is_open(life):
+            thread = threading.Thread(target=self._ask, args=(dict(endpoint),), daemon=True)
+            self._open[life] = thread
+            thread.start()
+
+    def _ask(self, endpoint: Mapping[str, Any]) -> None:
+        # A refusal and a closed connection end the question: the engine answers, or the metrics will fall silent.
+        with contextlib.suppress(HttpError, ValueError):
+            request(
+                parse_base_url(endpoint["url"]),
+                "POST",
+                "/v1/completions",
+                deadline=time.monotonic() + self._seconds,
+                payload={"model": endpoint["model"], "prompt": "1", "max_tokens": 1},
+                api_key=read_api_key(endpoint["api_key_file"]) if endpoint.get("api_key_file") else None,
+            )
+
+
 class Watchdog:
     """Looks at all deployments of a host; the effects can be replaced for tests."""
 
@@ -118,6 +173,7 @@ class Watchdog:
         life_of: Optional[Callable[[str], str]] = None,
         metrics_of: Optional[Callable[[str], str]] = None,
         restart: Optional[Callable[[str], None]] = None,
+        questions: Optional[Questions] = None,
     ) -> None:
         self._root = root
         self._settings = settings
@@ -125,6 +181,8 @@ class Watchdog:
         self._life_of = life_of or unit_life
         self._metrics_of = metrics_of or (lambda url: read_metrics(url, 5.0))
         self._restart = restart or restart_unit
+        # Longer than a standstill: a question must not end before it has counted.
+        self._questions = questions or Questions(2 * settings.stall_seconds + settings.pause_seconds)
         self._watches: dict[str, Watch] = {}
         self._told: set[str] = set()
 
@@ -138,7 +196,7 @@ class Watchdog:
             if endpoint.get("unit"):
                 self._look_at(name, endpoint, now)
 
-    def _look_at(self, name: str, endpoint: Mapping[str, str], now: float) -> None:
+    def _look_at(self, name: str, endpoint: Mapping[str, Any], now: float) -> None:
         unit = endpoint["unit"]
         watch = self._watches.setdefault(name, Watch(self._settings.stall_seconds))
         life = self._life_of(unit)
@@ -148,9 +206,12 @@ class Watchdog:
             sample = parse_sample(endpoint["engine"], self._metrics_of(f"{endpoint['url']}{endpoint['metrics_route']}"))
         except (OSError, ValueError):
             sample = None
-        stuck = watch.look(life, sample, now)
+        stuck = watch.look(life, sample, now, asked=self._questions.is_open(life))
         if not stuck:
             self._told.discard(name)
+            # Half of a pair for prefill and decode answers nobody; releases of older versions do not say what they are.
+            if watch.is_idle(now) and endpoint.get("answers_alone") is True:
+                self._questions.ask(life, endpoint)
             return
         try:
             with host_lock(self._root, "metalserve-watchdog", 0):

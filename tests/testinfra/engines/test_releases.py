@@ -316,6 +316,61 @@ def test_a_killed_engine_comes_back_by_itself(host):
     assert int(host.check_output("systemctl show vllm@tiny.service --property=NRestarts --value")) >= 1
 
 
+def test_a_key_is_asked_for_and_stands_in_no_file_of_the_release(host, run_playbook, tiny):
+    wanted, changed = tiny
+    changed["api_key_file"] = "/etc/metalserve-test-key"
+    host.check_output("umask 077 && echo sk-lab-secret > %s", changed["api_key_file"])
+    result = run_playbook("playbooks/rollout.yml", {"serving_deployments": wanted})
+    assert result.rc == 0, result.text
+    assert "sk-lab-secret" not in result.text
+    ask = "curl --silent --output /dev/null --write-out '%{http_code}' http://127.0.0.1:8000/v1/models"
+    assert host.check_output(ask) == "401"
+    header = " --header 'Authorization: Bearer sk-lab-secret'"
+    assert host.check_output(ask + header) == "200"
+    assert host.run("grep --recursive sk-lab-secret %s /etc/systemd", ROOT).rc == 1
+    assert "sk-lab-secret" not in host.check_output("ps -ewwo args")
+    back = run_playbook("playbooks/ops/rollback.yml", {"serving_deployment": "tiny", "serving_reason": "without a key"})
+    assert back.rc == 0, back.text
+    assert_answers(host)
+
+
+def core_of(host, deployment):
+    """Process ids of the core of an engine, the process that computes."""
+    rows = host.check_output("docker top %s -o pid,args", f"metalserve-{deployment}").splitlines()
+    return [row.split()[0] for row in rows if "EngineCore" in row]
+
+
+def test_an_engine_that_hangs_while_it_is_idle_is_started_again(host):
+    """Its health route goes on to answer 200. The core is stopped by a signal, as if it waited for a device."""
+    folder = "/run/systemd/system/metalserve-watchdog.service.d"
+    command = "/usr/local/bin/metalserve-host --root=/etc/metalserve watch --stall=30 --pause=2"
+    host.check_output(
+        "mkdir -p %s && printf '[Service]\\nExecStart=\\nExecStart=%%s\\n' %s > %s",
+        folder,
+        command,
+        folder + "/quick.conf",
+    )
+    host.check_output("systemctl daemon-reload && systemctl restart metalserve-watchdog.service")
+    look = "docker inspect --format '{{.Id}}' metalserve-tiny"
+    before = host.check_output(look)
+    try:
+        cores = core_of(host, "tiny")
+        assert cores
+        host.check_output(f"kill -STOP {' '.join(cores)}")
+        health = "curl --silent --output /dev/null --write-out '%{http_code}' http://127.0.0.1:8000/health"
+        assert host.check_output(health) == "200"
+        said = "journalctl --unit metalserve-watchdog.service --output cat --no-pager"
+        wait_for(lambda: "tiny: 1 request(s) wait and no token was made" in host.check_output(said), 300)
+        wait_for(lambda: host.run(look).stdout.strip() not in ("", before))
+        wait_for(lambda: answers(host).rc == 0)
+    finally:
+        host.check_output(
+            "rm -r %s && systemctl daemon-reload && systemctl restart metalserve-watchdog.service", folder
+        )
+    assert_answers(host)
+    assert "second:" not in host.check_output(said)
+
+
 @pytest.mark.restarts_the_host
 def test_after_a_restart_of_the_host_both_serve_what_they_served(host, run_playbook, inventory):
     before = {deployment: running_release(host, deployment) for deployment in PORTS}

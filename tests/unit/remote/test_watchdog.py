@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from metalserve.remote.host_lock import host_lock
 from metalserve.remote.releases import activate_release, stage_release
-from metalserve.remote.watchdog import Sample, Settings, Watchdog, parse_sample
+from metalserve.remote.watchdog import Questions, Sample, Settings, Watchdog, parse_sample
 
 UNIT = "vllm@tiny.service"
 # vLLM 0.32.0, shortened.
@@ -25,13 +28,14 @@ vllm:iteration_tokens_total_sum{{engine="0",model_name="m"}} 0.0
 class Engine:
     """One deployment and a clock; `look` goes on by a number of seconds."""
 
-    def __init__(self, root, **settings):
-        endpoint = {"unit": UNIT, "engine": "vllm", "url": "http://h", "metrics_route": "/metrics"}
+    def __init__(self, root, *, alone=True, **settings):
+        endpoint = {"unit": UNIT, "engine": "vllm", "url": "http://h", "metrics_route": "/metrics", "model": "m"}
+        endpoint["answers_alone"] = alone
         stage_release(root, "tiny", "a" * 12, {"endpoint.json": json.dumps(endpoint)}, dry_run=False)
         activate_release(root, "tiny", "a" * 12, dry_run=False)
         self.root, self.now, self.life = root, 0.0, "1"
         self.running, self.waiting, self.tokens, self.silent = 0, 0, 0, False
-        self.said, self.restarted = [], []
+        self.said, self.restarted, self.asked, self.hangs = [], [], [], False
         self.watchdog = Watchdog(
             root,
             Settings(stall_seconds=60, **settings),
@@ -39,7 +43,17 @@ class Engine:
             life_of=lambda unit: self.life if unit == UNIT else "",
             metrics_of=self.metrics,
             restart=self.restarted.append,
+            questions=self,
         )
+
+    def is_open(self, life):
+        return self.hangs and life in self.asked
+
+    def ask(self, life, endpoint):
+        assert endpoint["model"] == "m"
+        self.asked.append(life)
+        if not self.hangs:
+            self.tokens += 2
 
     def metrics(self, url):
         assert url == "http://h/metrics"
@@ -94,6 +108,74 @@ def test_an_engine_that_works_or_has_nothing_to_do_is_left_alone(engine):
     for _ in range(20):
         engine.look(30)
     assert (engine.restarted, engine.said) == ([], [])
+
+
+def test_an_idle_engine_is_asked_for_a_token_now_and_then(engine):
+    for _ in range(60):
+        engine.look(10)
+    assert (engine.restarted, engine.said) == ([], [])
+    # 600 s: once in the 60 s after the last token, seen at the next look.
+    assert 8 <= len(engine.asked) <= 10
+
+
+def test_an_engine_that_hung_while_idle_is_found_by_its_silence(engine):
+    """vLLM's core counts requests: when it hangs with none, the gauges stay at 0 whatever comes."""
+    engine.look()
+    engine.hangs = True
+    for _ in range(13):
+        engine.look(10)
+    assert engine.restarted == [UNIT]
+    assert engine.said == [f"tiny: 1 request(s) wait and no token was made for 60 s. {UNIT} is started again."]
+
+
+def test_a_question_that_is_refused_is_not_repeated_at_every_look(engine):
+    engine.ask = lambda life, endpoint: engine.asked.append(life)
+    for _ in range(60):
+        engine.look(10)
+    assert 8 <= len(engine.asked) <= 10
+    assert engine.restarted == []
+
+
+def test_half_of_a_pair_is_not_asked(tmp_path):
+    engine = Engine(tmp_path, alone=False)
+    for _ in range(60):
+        engine.look(10)
+    assert engine.asked == []
+
+
+def test_the_question_is_one_token_with_the_key_and_ends_at_its_deadline(tmp_path):
+    (tmp_path / "key").write_text("sk-1\n")
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.path, self.headers["Authorization"], json.loads(body)))
+            answered.wait(10)
+
+        def log_message(self, *_):
+            pass
+
+    answered = threading.Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = {
+            "url": f"http://127.0.0.1:{server.server_port}",
+            "model": "m",
+            "api_key_file": str(tmp_path / "key"),
+        }
+        questions = Questions(1.0)
+        questions.ask("life", endpoint)
+        questions.ask("life", endpoint)
+        assert questions.is_open("life")
+        assert not questions.is_open("other")
+        deadline = time.monotonic() + 30
+        while questions.is_open("life"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        answered.set()
+        server.shutdown()
+    assert seen == [("/v1/completions", "Bearer sk-1", {"model": "m", "prompt": "1", "max_tokens": 1})]
 
 
 def test_a_pause_shorter_than_the_limit_starts_the_clock_anew(engine):
