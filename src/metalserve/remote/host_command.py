@@ -75,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     watched.add_argument("--stall", type=float, default=300.0, help="seconds without a token while requests wait")
     watched.add_argument("--budget", type=int, default=2, help="restarts of a deployment within an hour")
     watched.add_argument("--pause", type=float, default=15.0, help="seconds between two looks")
+    watched.add_argument("--start", type=float, default=1800.0, help="seconds of a start, beside reading the weights")
+    watched.add_argument(
+        "--read", type=float, default=200e6, help="bytes per second at which weights are read at worst"
+    )
     watched.add_argument("--follow", type=Path, action="append", default=[], help="end when this file changes")
     watched.set_defaults(run=_watch)
     for command in (back, again):
@@ -133,7 +137,13 @@ def _watch(options: argparse.Namespace) -> int:
         _print([sentence])
         sys.stdout.flush()
 
-    settings = Settings(options.stall, options.budget, pause_seconds=options.pause)
+    settings = Settings(
+        options.stall,
+        options.budget,
+        pause_seconds=options.pause,
+        ready_timeout_seconds=options.start,
+        slowest_read_bytes_per_second=options.read,
+    )
     Watchdog(options.root, settings, say=say).run(options.follow)
     return 0
 

@@ -8,13 +8,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from .failures import Failure, find_failures
 
 Runner = Callable[[Sequence[str]], str]
 # A traceback of an engine with workers fills hundreds of lines; the cause stands above it.
 EXPLAINED_LINES = 600
+# At which weights are read at worst, from a disk that others use as well.
+SLOWEST_READ_BYTES_PER_SECOND = 200_000_000
 _PROPERTIES = "LoadState,ActiveState,SubState,InvocationID,NRestarts,Result,ExecMainStatus"
 
 
@@ -34,6 +36,15 @@ class Readiness:
     def explained(self) -> str:
         """The message with the causes that were recognised, each on a line of its own."""
         return "\n".join([self.message, *(failure.sentence() for failure in self.failures)])
+
+
+def start_limit(
+    endpoint: Mapping[str, Any],
+    ready_timeout_seconds: float,
+    slowest_read_bytes_per_second: float = SLOWEST_READ_BYTES_PER_SECOND,
+) -> float:
+    """Seconds that the start of a release may take: for everything but reading its weights, and for these."""
+    return ready_timeout_seconds + int(endpoint.get("weights_bytes") or 0) / slowest_read_bytes_per_second
 
 
 def run_command(argv: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from . import gate, gate_record
 from .capacity import RECORD_NAME, compare, parse_capacity, read_metrics, record
 from .files import read_json_object, read_text
 from .gate_key import read_api_key
-from .readiness import run_command, wait_until_ready
+from .readiness import SLOWEST_READ_BYTES_PER_SECOND, run_command, start_limit, wait_until_ready
 from .rollout import Proof
 
 ENGINES = ("vllm", "sglang")
@@ -25,7 +25,6 @@ STOPPED = (("inactive", "dead"), ("", ""))
 LABEL = '{{ index .Config.Labels "metalserve.release" }}'
 UNIT_DIRECTORY = Path("/etc/systemd/system")
 JOURNAL_LINES = 25
-SLOWEST_READ_BYTES_PER_SECOND = 200_000_000
 # A stop may take as long as the unit gives it, which is bounded by TimeoutStopSec.
 SYSTEMCTL_SECONDS = 1800.0
 
@@ -139,7 +138,7 @@ class LocalHost:
         outcome = wait_until_ready(
             unit,
             f"{url}{endpoint['ready_route']}",
-            self._ready_timeout_seconds + int(endpoint.get("weights_bytes") or 0) / self._slowest_read_bytes_per_second,
+            start_limit(endpoint, self._ready_timeout_seconds, self._slowest_read_bytes_per_second),
             journal_lines=JOURNAL_LINES,
             since=self._started_at.get(unit),
         )

@@ -21,7 +21,7 @@ from .files import read_json_object
 from .gate_key import read_api_key
 from .host_lock import HostBusyError, host_lock
 from .http_client import HttpError, parse_base_url, request
-from .readiness import run_command
+from .readiness import SLOWEST_READ_BYTES_PER_SECOND, run_command, start_limit
 from .releases import active_release, deployment_names, release_directory
 
 # Counters that grow when an engine does anything for its requests, and gauges of the requests it has.
@@ -71,17 +71,26 @@ class Watch:
     moved_at: float = 0.0
     restarts: list[float] = field(default_factory=list)
 
-    def look(self, life: str, sample: Optional[Sample], now: float, *, asked: bool = False) -> str:
+    def look(
+        self,
+        life: str,
+        sample: Optional[Sample],
+        now: float,
+        *,
+        asked: bool = False,
+        start_seconds: float = float("inf"),
+    ) -> str:
         """Take a sample, or None when the metrics do not answer; returns why the engine is stuck, or an empty text.
 
         `asked` says that a question of the watchdog's own is open. An engine that has not answered yet in this life is
-        loading, which is not this program's matter.
+        loading, for which it has `start_seconds`.
         """
         if life != self.life:
             self.life, self.tokens, self.still_since, self.moved_at = life, None, None, now
         if sample is None:
             if self.tokens is None:
-                return ""
+                seconds = now - self.moved_at
+                return f"it has not become ready for {seconds:.0f} s" if seconds >= start_seconds else ""
             what = "its metrics do not answer"
         elif (sample.requests > 0 or asked) and sample.tokens == self.tokens:
             # Where the engine counts the watchdog's own question, there is one at least.
@@ -109,18 +118,24 @@ class Watch:
         if len(self.restarts) >= budget:
             return False
         self.restarts.append(now)
-        self.still_since = None
+        self.still_since, self.moved_at = None, now
         return True
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the watchdog works: seconds of standstill, restarts within a window, seconds between two looks."""
+    """How the watchdog works.
+
+    Seconds of standstill, restarts within a window, seconds between two looks, and seconds that a start may take beside
+    the reading of the weights, which are read at so many bytes per second at worst.
+    """
 
     stall_seconds: float = 300.0
     budget: int = 2
     window_seconds: float = 3600.0
     pause_seconds: float = 15.0
+    ready_timeout_seconds: float = 1800.0
+    slowest_read_bytes_per_second: float = SLOWEST_READ_BYTES_PER_SECOND
 
 
 class Questions:
@@ -206,7 +221,14 @@ class Watchdog:
             sample = parse_sample(endpoint["engine"], self._metrics_of(f"{endpoint['url']}{endpoint['metrics_route']}"))
         except (OSError, ValueError):
             sample = None
-        stuck = watch.look(life, sample, now, asked=self._questions.is_open(life))
+        settings = self._settings
+        stuck = watch.look(
+            life,
+            sample,
+            now,
+            asked=self._questions.is_open(life),
+            start_seconds=start_limit(endpoint, settings.ready_timeout_seconds, settings.slowest_read_bytes_per_second),
+        )
         if not stuck:
             self._told.discard(name)
             # Half of a pair for prefill and decode answers nobody; releases of older versions do not say what they are.

@@ -28,9 +28,9 @@ vllm:iteration_tokens_total_sum{{engine="0",model_name="m"}} 0.0
 class Engine:
     """One deployment and a clock; `look` goes on by a number of seconds."""
 
-    def __init__(self, root, *, alone=True, **settings):
+    def __init__(self, root, *, alone=True, weights_bytes=0, **settings):
         endpoint = {"unit": UNIT, "engine": "vllm", "url": "http://h", "metrics_route": "/metrics", "model": "m"}
-        endpoint["answers_alone"] = alone
+        endpoint.update({"answers_alone": alone, "weights_bytes": weights_bytes})
         stage_release(root, "tiny", "a" * 12, {"endpoint.json": json.dumps(endpoint)}, dry_run=False)
         activate_release(root, "tiny", "a" * 12, dry_run=False)
         self.root, self.now, self.life = root, 0.0, "1"
@@ -188,11 +188,14 @@ def test_a_pause_shorter_than_the_limit_starts_the_clock_anew(engine):
     assert engine.restarted == []
 
 
-def test_an_engine_that_loads_is_left_alone_however_long(engine):
+def test_an_engine_that_loads_has_the_time_of_a_start(tmp_path):
+    """SGLang was seen to hang before its worker reported: its unit runs, and no port ever opens."""
+    engine = Engine(tmp_path, ready_timeout_seconds=600, slowest_read_bytes_per_second=1e6, weights_bytes=60_000_000)
     engine.silent = True
-    for _ in range(50):
+    for _ in range(12):
         engine.look(60)
-    assert engine.restarted == []
+    assert engine.restarted == [UNIT]
+    assert engine.said == [f"tiny: it has not become ready for 660 s. {UNIT} is started again."]
 
 
 def test_metrics_that_fall_silent_mean_a_restart(engine):
