@@ -76,6 +76,24 @@ def check_chunked_prefill(deployment: Mapping[str, Any], plan: Mapping[str, Any]
         )
 
 
+def check_offload(deployment: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    """Refuse an offload without the prefix cache, which is what finds the blocks again.
+
+    vLLM stops at start for a hybrid model ("gpu_block_size not divisible by hash_block_size"; 0.24.0 on an H200), and
+    SGLang's hierarchical cache is an extension of its radix cache. With it, the capacity on the GPU stays the same.
+
+    Raises:
+        Refusal: where the plan has no prefix cache.
+    """
+    if deployment.get("kv_offload_gib") and plan.get("prefix_caching") is False:
+        raise _refuse(
+            deployment["name"],
+            "kv_offload_gib",
+            f"{deployment['kv_offload_gib']} without the prefix cache, through which moved blocks are found again",
+            "prefix_caching: true",
+        )
+
+
 def vllm_behaviour(deployment: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
     """These fields in vLLM's flags.
 
@@ -83,6 +101,7 @@ def vllm_behaviour(deployment: Mapping[str, Any], plan: Mapping[str, Any]) -> di
         Refusal: the higher priority first, which vLLM cannot do; whole prompts in steps that are too small.
     """
     check_chunked_prefill(deployment, plan)
+    check_offload(deployment, plan)
     if deployment.get("priority_order") == "higher_first":
         raise _refuse(
             deployment["name"],
@@ -116,6 +135,7 @@ def sglang_behaviour(deployment: Mapping[str, Any], plan: Mapping[str, Any]) -> 
             priorities with a schedule policy that SGLang stops on; whole prompts in steps that are too small.
     """
     check_chunked_prefill(deployment, plan)
+    check_offload(deployment, plan)
     name = deployment["name"]
     if deployment.get("long_prompt_tokens"):
         raise _refuse(

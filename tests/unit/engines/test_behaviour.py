@@ -68,6 +68,12 @@ def test_whole_prompts_need_steps_that_take_them(engine):
     assert engine == "sglang" or config["disable-chunked-prefill"] is True
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_offload_needs_the_prefix_cache(engine):
+    with pytest.raises(Refusal, match=r"kv_offload_gib 64 without the prefix cache.*prefix_caching: true"):
+        config_of(engine, {"prefix_caching": False}, kv_offload_gib=64)
+
+
 @pytest.mark.parametrize(
     ("engine", "fields", "words"),
     [

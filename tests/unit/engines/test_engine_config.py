@@ -49,7 +49,7 @@ SGLANG_FULL = {
 FULL_PLAN = {
     "expert_parallel": True,
     "kv_cache_dtype": "fp8",
-    "prefix_caching": False,
+    "prefix_caching": True,
     "disable_custom_all_reduce": True,
 }
 CASES = [
@@ -101,7 +101,8 @@ def test_there_is_no_golden_file_without_a_case():
 
 def test_the_wrong_version_refuses_the_file():
     """The parser made from a table is strict enough to notice a flag of another version."""
-    words = cli_arguments("vllm", "0.33.0", config_of("vllm", "0.33.0", "cuda-tp2"))
+    config = engine_config(deployment(engine_version="0.33.0"), model(), plan(prefix_caching=False))
+    words = cli_arguments("vllm", "0.33.0", config)
     with pytest.raises(Exception, match=r"unrecognized arguments: .*--disable-prefix-caching"):
         parser_from(flags_for("vllm", "0.17.1")).parse_args(words)
 
