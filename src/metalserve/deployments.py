@@ -55,6 +55,8 @@ DEFAULTS: dict[str, Any] = {
     "api_key_file": None,
     **dict.fromkeys(behaviour.FIELDS),
 }
+# No CUDA graphs until a release of the deployment has passed its gate on that host.
+EAGER_FIRST = "first_start"
 REQUIRED = ("name", "engine", "model", "port")
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -173,6 +175,12 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
             change=f"`engine` of {name} in serving_deployments",
         )
     _check_key_file(name, item["engine"], item.get("api_key_file"))
+    if item.get("eager") not in (None, True, False, EAGER_FIRST):
+        raise Refusal(
+            found=f"eager {item['eager']!r} of the deployment {name}",
+            needed=f"true, false, or {EAGER_FIRST}: without CUDA graphs until a release has passed its gate",
+            change=f"`eager` of {name} in serving_deployments",
+        )
     behaviour.check_behaviour(name, item)
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
     filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
@@ -317,6 +325,9 @@ def _one(
     *,
     check_host: bool,
 ) -> dict[str, Any]:
+    kept = inputs.kept.get(item["name"]) or {}
+    if item["eager"] == EAGER_FIRST:
+        item = {**item, "eager": not kept.get("proven")}
     engine = engine_for(item, inputs.engines)
     model = known_models.get(item["model"]) or catalogue.model(item["model"], inputs.models)
     if check_host and facts.get("gpus"):
@@ -377,7 +388,7 @@ def _one(
         )
         return {"deployment": item["name"], "release_id": release.id, "files": release.files(), "plan": sizes}
 
-    chosen = choose(build, read_kept(inputs.kept.get(item["name"])), same, relearn=inputs.relearn)
+    chosen = choose(build, read_kept(kept), same, relearn=inputs.relearn)
     host = "127.0.0.1" if item["bind_address"] in _ANY_ADDRESS else item["bind_address"]
     if ":" in host:
         host = f"[{host}]"

@@ -20,7 +20,7 @@ from metalserve import catalogue
 from metalserve.deployments import Inputs, plan_table, serving_releases
 from metalserve.errors import Refusal
 from metalserve.remote.capacity import RECORD_NAME, compare, record
-from metalserve.remote.releases import activate_release, stage_release
+from metalserve.remote.releases import activate_release, mark_good, stage_release
 from metalserve.remote.starts import kept_starts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -339,3 +339,31 @@ def test_the_role_reads_what_the_host_keeps(tmp_path):
 def test_the_role_refuses_before_it_looks_at_the_host(tmp_path):
     message = play(tmp_path, serving_plan_deployments=[{**QWEN, "name": "../etc"}])
     assert message.startswith("a deployment called '../etc'")
+
+
+def test_a_first_start_without_graphs_until_the_gate_has_passed_once(host):
+    first, _ = host.run(eager="first_start")
+    assert first["plan"]["enforce_eager"] is True
+    again, changed = host.run(eager="first_start")
+    assert (again["release_id"], changed) == (first["release_id"], False)
+    mark_good(host.root, "qwen", first["release_id"])
+    graphs, _ = host.run(eager="first_start")
+    assert graphs["plan"]["enforce_eager"] is False
+    assert graphs["release_id"] == host.run(eager=False)[0]["release_id"]
+
+
+def test_the_role_asks_the_host_whether_a_release_was_proven(tmp_path):
+    wanted = {"serving_plan_deployments": [{**QWEN, **TIGHT, "eager": "first_start"}]}
+    first = play(tmp_path, **wanted)
+    root, release_id = tmp_path / "kept", first["release_id"]
+    stage_release(root, "qwen", release_id, first["files"], dry_run=False)
+    activate_release(root, "qwen", release_id, dry_run=False)
+    assert play(tmp_path, **wanted)["release_id"] == release_id
+    mark_good(root, "qwen", release_id)
+    assert play(tmp_path, **wanted)["plan"]["enforce_eager"] is False
+
+
+@pytest.mark.parametrize("value", ["first", 2, "true"])
+def test_another_word_for_eager_is_refused(host, value):
+    with pytest.raises(Refusal, match=r"true, false, or first_start"):
+        host.run(eager=value)

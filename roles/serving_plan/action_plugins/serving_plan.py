@@ -7,7 +7,7 @@ from typing import Any
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
-from metalserve.deployments import Inputs, normalize, serving_releases
+from metalserve.deployments import EAGER_FIRST, Inputs, normalize, serving_releases
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 
@@ -41,8 +41,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
     def _kept(
         self, deployments: list[dict[str, Any]], given: dict[str, Any], task_vars: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """What the host keeps of the starts of engines that measure their memory: vLLM on GPUs."""
-        names = [item["name"] for item in deployments if item["engine"] == "vllm"]
+        """What the host keeps that decides something on GPUs: what vLLM measured, and whether a release was proven."""
+        names = [item["name"] for item in deployments if item["engine"] == "vllm" or item["eager"] == EAGER_FIRST]
         if not names or not given["facts"].get("gpus"):
             return {}
         answer = self._execute_module(

@@ -15,8 +15,9 @@ def kept_starts(root: Path, deployments: Iterable[str]) -> dict[str, dict[str, A
     """What lies under `root` for each deployment; a deployment that was never activated is left out.
 
     Returns:
-        {deployment: {release_id, learned_from, starts}}: the current release, the records of earlier starts that its
-        plan went by, and those of the starts of the current and the previous release.
+        {deployment: {release_id, proven, learned_from, starts}}: the current release, whether a release of the
+        deployment has ever passed its gate, the records of earlier starts that the plan went by, and those of the
+        starts of the current and the previous release.
     """
     found = {}
     for name in deployments:
@@ -30,6 +31,7 @@ def kept_starts(root: Path, deployments: Iterable[str]) -> dict[str, dict[str, A
         learned = plan.get("learned_from") if isinstance(plan, dict) else None
         found[name] = {
             "release_id": current,
+            "proven": link_target(root, name, "good") is not None,
             "learned_from": learned if isinstance(learned, list) else [],
             "starts": [record for record in records if isinstance(record, dict)],
         }
