@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, driver, gateway, planner
+from metalserve import catalogue, deployments, driver, gateway, planner, surveys
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 from metalserve.verdict import host as verdict_host
@@ -122,6 +123,11 @@ def gateway_maps(pools: list[dict[str, Any]], clients: list[dict[str, Any]]) -> 
     return gateway.gateway_maps(pools, clients)
 
 
+def awx_survey(questions: list[dict[str, Any]], name: str, roles: str) -> dict[str, Any]:
+    """The survey of a job template from the argument specifications of the roles in a directory."""
+    return surveys.awx_survey(questions, name, surveys.read_options(Path(roles)))
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -139,5 +145,6 @@ class FilterModule:
             gateway_pools,
             gateway_clients,
             gateway_maps,
+            awx_survey,
         )
         return {function.__name__: _filter(function) for function in faces}

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
+
+from metalserve.errors import Refusal
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def plain(value: Any) -> Any:
@@ -23,3 +28,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence | Iterator):
         return [plain(item) for item in value]
     raise TypeError(f"cannot use a {type(value).__name__} here")
+
+
+def truths(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a dataclass's fields, where booleans may have come as texts: from `-e` or from a survey.
+
+    Raises:
+        Refusal: a text that is neither yes nor no.
+    """
+    booleans = {entry.name for entry in fields(kind) if entry.type in ("bool", "bool | None")}
+    return {
+        name: _truth(name, value) if name in booleans and isinstance(value, str) else value
+        for name, value in values.items()
+    }
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in _WORDS:
+        raise Refusal(found=f"{name} is {text!r}", needed="true or false", change=f"the variable that sets {name}")
+    return _WORDS[text.lower()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from metalserve import catalogue, deployments, driver, gateway, planner
+from metalserve import catalogue, deployments, driver, gateway, planner, surveys
 from metalserve.verdict import host as verdict_host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +50,9 @@ VARIABLES = {
     "sources": {MODEL: ["http://mirror/{key}/{revision}"]},
     "pins": {"vllm": {"version": "0.32.0", "image": "registry:5000/vllm:0.32.0"}},
 }
+DRAIN_SURVEY = surveys.awx_survey(
+    [{"question": "Host?", "variable": "gateway_drain_host"}], "drain", surveys.read_options(ROOT / "roles")
+)
 ANSWERS = {
     f"'{MODEL}' | tensor_parallel_size(8)": planner.tensor_parallel_size(catalogue.model(MODEL), 8),
     "'own-model' | tensor_parallel_size(2, models=own_models)": planner.tensor_parallel_size(
@@ -97,6 +100,7 @@ ANSWERS = {
     "['gpu-1'] | gateway_pools([items[:1]], [''], ['10.0.0.1'], server_max_requests=64)": POOLS,
     "[{'name': 'chat', 'key_sha256': '0' * 64}] | gateway_clients(pools)": CLIENTS,
     "pools | gateway_maps(clients)": gateway.gateway_maps(POOLS, CLIENTS),
+    f"[{{'question': 'Host?', 'variable': 'gateway_drain_host'}}] | awx_survey('drain', '{ROOT}/roles')": DRAIN_SURVEY,
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
@@ -111,6 +115,10 @@ REFUSALS = {
     ),
     f"'{MODEL}' | serving_plan(facts, engine='tgi')": (
         "engine 'tgi'. Needed: vllm or sglang. Change: set `engine` to one of them."
+    ),
+    f"[{{'question': 'Q?', 'variable': 'nobody_x'}}] | awx_survey('s', '{ROOT}/roles')": (
+        "the question about nobody_x: no role takes nobody_x. Needed: max, min, option, question, required, variable, "
+        "with an option of meta/argument_specs.yml. Change: awx/data/job_templates.yml."
     ),
     "facts | driver_action('580')": (
         "driver version '580'. Needed: a complete version, such as 580.178.04, so that every host and every package "

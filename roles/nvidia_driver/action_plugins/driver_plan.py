@@ -8,7 +8,7 @@ from ansible.plugins.action import ActionBase
 
 from metalserve.driver_plan import Seen, Wishes, driver_plan
 from metalserve.errors import MetalserveError
-from metalserve.plain import plain
+from metalserve.plain import plain, truths
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no types
@@ -22,7 +22,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
         result: dict[str, Any] = super().run(tmp, task_vars)
         given = plain(self._task.args)
         try:
-            plan = driver_plan(given["facts"], Wishes(**given["wishes"]), Seen(**given["seen"]))
+            plan = driver_plan(given["facts"], Wishes(**truths(Wishes, given["wishes"])), Seen(**given["seen"]))
         except MetalserveError as refusal:
             return {**result, "failed": True, "msg": str(refusal)}
         return {**result, "changed": False, "plan": plan}

@@ -114,6 +114,7 @@ class Outcome:
         changed: whether anything on the host is (or would be) other than before.
         started: whether an engine was (or would be) started.
         pruned: releases that were removed.
+        replaced: the release that was current before, where a rollout has made another one current.
     """
 
     deployment: str
@@ -125,6 +126,7 @@ class Outcome:
     changed: bool = False
     started: bool = False
     pruned: list[str] = field(default_factory=list)
+    replaced: Optional[str] = None
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as plain types."""
@@ -146,6 +148,7 @@ class Rollout:
         Raises:
             OSError: a release or a link cannot be written.
         """
+        before = {item.deployment: active_release(self._root, item.deployment) for item in wanted}
         chosen = [self._begin(item, retry_refused) for item in wanted]
         for outcome, target, standing in chosen:
             if not self._dry_run:
@@ -154,6 +157,8 @@ class Rollout:
                 outcome.message = self._standing(outcome, standing, None)
             else:
                 outcome.ok = True
+            if outcome.active != before[outcome.deployment]:
+                outcome.replaced = before[outcome.deployment]
         return [outcome for outcome, _, _ in chosen]
 
     def roll_back(self, deployment: str, release_id: Optional[str], reason: str) -> Outcome:

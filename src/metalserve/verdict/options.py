@@ -8,6 +8,7 @@ from typing import Any
 
 from metalserve.driver_state import driver_data
 from metalserve.errors import Refusal
+from metalserve.plain import truths
 from metalserve.verdict.check import GROUP_OF
 
 
@@ -120,4 +121,4 @@ def _build(kind: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
             needed=f"one of {', '.join(prefix + name for name in known)}",
             change="the options of compatibility_verdict",
         )
-    return kind(**{name: value for name, value in values.items() if value is not None})
+    return kind(**truths(kind, {name: value for name, value in values.items() if value is not None}))

@@ -471,3 +471,24 @@ def test_marking_again_is_no_news(tmp_path):
     stage_release(tmp_path, "tiny", A, wanted(A).files, dry_run=False)
     assert mark_good(tmp_path, "tiny", A) is True
     assert mark_good(tmp_path, "tiny", A) is False
+
+
+# ---- what a rollout took up, for the way back of all hosts ----
+
+
+def test_a_rollout_says_what_was_current_before_where_it_changed_that(world):
+    assert world.one(A).replaced is None, "there was nothing"
+    assert world.one(B).replaced == A
+    assert world.one(B).replaced is None, "nothing changed"
+
+
+def test_a_release_that_was_refused_has_replaced_nothing(world):
+    world.one(A)
+    world.host.verdicts[B] = ("gate", "broken")
+    outcome = world.one(B)
+    assert (outcome.ok, outcome.active, outcome.replaced) == (False, A, None)
+
+
+def test_a_check_run_replaces_nothing(world):
+    world.one(A)
+    assert world.one(B, dry_run=True).replaced is None
