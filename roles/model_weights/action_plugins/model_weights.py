@@ -21,7 +21,7 @@ from metalserve.weights_progress import progress_line, summary_line
 # The controller's own arguments, which the module on the host does not know.
 _OWN = ("peers", "hosts_at_once", "progress_seconds", "timeout_seconds")
 # What the worker imports beside the modules whose names begin with weights.
-_WORKER_NEEDS = ("file_lock.py",)
+_WORKER_NEEDS = ("file_answers.py", "file_lock.py", "release_names.py")
 _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.5, 5.0
 _CONNECTION_PATIENCE_SECONDS = 900.0
 

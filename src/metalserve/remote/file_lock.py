@@ -1,4 +1,4 @@
-"""A lock on a file with the name of whoever holds it; the kernel drops it when the process dies, so none can be stale."""
+"""A lock on a file, with the name of whoever holds it; the kernel drops it when the process dies: none can be stale."""
 
 from __future__ import annotations
 
