@@ -27,6 +27,8 @@ PLAY_KEYS = {
     "ignore_unreachable",
     "max_fail_percentage",
     "serial",
+    # Of a play with a bundle: where its package tools find their sources.
+    "environment",
     "roles",
 }
 # Names under which a role brings code of its own, which need no collection.
