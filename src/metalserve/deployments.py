@@ -22,7 +22,9 @@ from metalserve.hubs import hub_files_url
 from metalserve.learning import Record, choose, read_kept
 from metalserve.planner import assign_gpus, expected_start, make_plan
 from metalserve.release import Release, build_release, canonical_json, split_image
+from metalserve.remote.image_names import DERIVED_REPOSITORY, derived_digest
 from metalserve.remote.weights_manifest import WeightsError, manifest_sha256
+from metalserve.signatures import check_signatures
 from metalserve.verdict.now import require_image, require_software
 
 # A word is the hub of that name, with the model's own repository there.
@@ -73,6 +75,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "api_key_file": (str,),
 }
 _TYPE_NAMES = {str: "a text", int: "a number", list: "a list", dict: "a mapping"}
+# A requirement of pip with everything pinned; it becomes a line of a file.
+_PACKAGE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9._+!-]+( --hash=sha256:[0-9a-f]{64})+"
+)
+# Of the engines' official images; `python` of serving_engines where it is another.
+IMAGE_PYTHON = "3.12"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
@@ -88,6 +96,7 @@ class Inputs:
         weight_sources: {model: [base URL or directory]} with {revision}, {huggingface} and {modelscope} to fill in.
         models_dir: where models live on the host.
         kept: {deployment: what the host keeps of it}, see `remote.starts.kept_starts`.
+        image_keys: {repository pattern or `default`: [public key]} that must have signed images (`serving_image_keys`).
         relearn: plan by what earlier starts measured even where that restarts an engine (`serving_plan_relearn`).
     """
 
@@ -98,6 +107,7 @@ class Inputs:
     models_dir: str
     kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     relearn: bool = False
+    image_keys: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
 
 def normalize(deployments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -317,6 +327,27 @@ def engine_for(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> Eng
     return engine_info(deployment["engine"], None if version is None else str(version), image)
 
 
+def image_packages(deployment: Mapping[str, Any], engines: Mapping[str, Any]) -> dict[str, Any]:
+    """The packages to be added to a deployment's image, as {packages, python}; empty where there are none.
+
+    They belong to the inventory's image of the engine: a deployment with an image of its own has none.
+
+    Raises:
+        Refusal: a package without an exact version or without a hash.
+    """
+    pins = engines.get(deployment["engine"]) or {}
+    packages = [] if deployment.get("image") else pins.get("packages") or []
+    for package in packages:
+        if not isinstance(package, str) or not _PACKAGE.fullmatch(" ".join(package.split())):
+            raise Refusal(
+                found=f"the package {package!r} of {deployment['engine']}",
+                needed="an exact version and the hash of its wheel, such as `name==1.2.3 --hash=sha256:...`",
+                change=f"serving_engines.{deployment['engine']}.packages; `pip hash` and `uv pip compile "
+                "--generate-hashes` tell hashes",
+            )
+    return {"packages": list(packages), "python": str(pins.get("python") or IMAGE_PYTHON)} if packages else {}
+
+
 def _one(
     item: Mapping[str, Any],
     facts: Mapping[str, Any],
@@ -351,10 +382,22 @@ def _one(
         ) from error
     driver = (facts.get("driver") or {}).get("loaded")
     repository, _, digest = split_image(engine.image, locked_image.get("digest"))
+    check_signatures(engine.image, digest, locked_image.get("signatures") or [], inputs.image_keys)
+    image = {
+        "reference": engine.image,
+        "digest": locked_image["digest"],
+        "compressed_bytes": locked_image.get("compressed_bytes"),
+    }
+    runs, runs_digest = engine.image, digest
+    packages = image_packages(item, inputs.engines)
+    if packages:
+        image |= packages
+        runs = repository = DERIVED_REPOSITORY
+        runs_digest = derived_digest(digest, packages["packages"])
     same: dict[str, Any] = {
         "model": model.key,
         "model_revision": revision,
-        "image": f"{repository}@{digest}",
+        "image": f"{repository}@{runs_digest}",
         "driver": driver,
         "arguments": _arguments_hash(item),
     }
@@ -377,8 +420,8 @@ def _one(
         release: Release = build_release(
             item,
             engine,
-            engine.image,
-            digest,
+            runs,
+            runs_digest,
             {"key": model.key, **model.as_dict()},
             revision,
             manifest,
@@ -413,11 +456,7 @@ def _one(
         "engine_version": engine.version,
         "files": {**chosen["files"], "endpoint.json": json.dumps(endpoint, indent=2) + "\n"},
         "command": [*engine.entrypoint, *(word.format_map(CONTAINER_PATHS) for word in engine.arguments)],
-        "image": {
-            "reference": engine.image,
-            "digest": locked_image["digest"],
-            "compressed_bytes": locked_image.get("compressed_bytes"),
-        },
+        "image": image,
         "model": {
             "key": model.key,
             "revision": revision,

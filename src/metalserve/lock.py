@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import json
@@ -17,11 +18,14 @@ from dxf.exceptions import DXFError
 
 from metalserve.errors import Refusal
 from metalserve.hubs import COMMIT, NAMES, HubRevision, read_hub
+from metalserve.remote.image_names import mirrored, split_repository
 from metalserve.remote.weights_manifest import MANIFEST_NAME, WeightsError, parse_manifest
 
 DOCKER_HUB = "registry-1.docker.io"
-_DOCKER_HUB_NAMES = ("docker.io", "index.docker.io", DOCKER_HUB)
 PLATFORM = "linux/amd64"
+SIGNATURE_ANNOTATION = "dev.cosignproject.cosign/signature"
+SIGNATURE_PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+_LARGEST_PAYLOAD_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 30.0
 
 
@@ -38,47 +42,90 @@ def split_reference(reference: str) -> tuple[str, str, str]:
             needed="a tag that names a version, such as vllm/vllm-openai:v0.33.0",
             change="`image` of the deployment or of serving_engines",
         )
-    first, _, rest = name.partition("/")
-    named = rest and ("." in first or ":" in first or first == "localhost")
-    if named and first not in _DOCKER_HUB_NAMES:
-        return first, rest, tag
-    name = rest if named else name
-    return DOCKER_HUB, name if "/" in name else f"library/{name}", tag
+    registry, repository = split_repository(name)
+    return DOCKER_HUB if registry == "docker.io" else registry, repository, tag
 
 
-def lock_image(reference: str, insecure_registries: Collection[str] = ()) -> dict[str, Any]:
-    """Ask the registry what a tag names now.
+def lock_image(
+    reference: str, insecure_registries: Collection[str] = (), mirrors: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Ask the registry what a tag names now; its mirrors first, where it has some.
 
     Returns:
-        {digest, compressed_bytes, cuda}: the digest that `docker pull` verifies (of the index for a multi-platform
-        image), the size of the layers for linux/amd64, and the CUDA version that the image says it has; without `cuda`
-        where it says nothing.
+        {digest, compressed_bytes, cuda, signatures}: the digest that `docker pull` verifies (of the index for a
+        multi-platform image), the size of the layers for linux/amd64, the CUDA version that the image says it has
+        (left out where it says nothing), and the signatures beside it (left out where there are none).
 
     Raises:
-        Refusal: the registry cannot be reached, does not have the tag, or has it for other platforms only.
+        Refusal: no registry can be reached, has the tag, or has it for this platform.
     """
-    registry, repository, tag = split_reference(reference)
+    reasons: list[str] = []
+    for registry, repository, tag in registries_of(reference, mirrors or {}):
+        client = registry_client(registry, repository, insecure_registries)
+        try:
+            return _lock_from(client, reference, tag)
+        except (requests.RequestException, DXFError, ValueError, KeyError, TypeError) as error:
+            reasons.append(f"the registry {registry} gives no {repository}:{tag} ({error})")
+    raise Refusal(
+        found="; ".join(reasons),
+        needed="a registry that this machine reaches and that has the tag",
+        change="`image` of the deployment or of serving_engines, or the network of this machine",
+    )
+
+
+def registries_of(reference: str, mirrors: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(registry, repository, tag) of each place of an image, mirrors first.
+
+    Raises:
+        Refusal: as for `split_reference`.
+    """
+    own = split_reference(reference)
+    places = [split_reference(f"{name}:{own[2]}") for name in mirrored(reference, mirrors)]
+    return [*places, own]
+
+
+def registry_client(registry: str, repository: str, insecure_registries: Collection[str]) -> DXF:
+    """A client that takes an anonymous token where the registry wants one."""
 
     def authenticate(dxf: DXFBase, response: requests.Response) -> None:
         dxf.authenticate(actions=["pull"], response=response)
 
-    client = DXF(registry, repository, authenticate, insecure=registry in insecure_registries, timeout=_TIMEOUT_SECONDS)
+    return DXF(registry, repository, authenticate, insecure=registry in insecure_registries, timeout=_TIMEOUT_SECONDS)
+
+
+def _lock_from(client: DXF, reference: str, tag: str) -> dict[str, Any]:
+    text, response = client.get_manifest_and_response(tag)
+    # The digest is the hash of these bytes by definition; the header that repeats it may be missing.
+    digest = "sha256:" + hashlib.sha256(response.content).hexdigest()
+    manifest = json.loads(text)
+    if "manifests" in manifest:
+        manifest = json.loads(client.get_manifest_and_response(platform_digest(manifest["manifests"], reference))[0])
+    size_bytes = sum(layer["size"] for layer in manifest["layers"])
+    more = {"cuda": _cuda_version(client, manifest), "signatures": read_signatures(client, digest)}
+    return {
+        "digest": digest,
+        "compressed_bytes": size_bytes,
+        **{name: value for name, value in more.items() if value},
+    }
+
+
+def read_signatures(client: DXF, digest: str) -> list[dict[str, str]]:
+    """The signatures beside an image, as {payload, signature}, both base64; none where there are none.
+
+    Nothing is believed of them here: `signatures.check_signatures` does.
+    """
     try:
-        text, response = client.get_manifest_and_response(tag)
-        # The digest is the hash of these bytes by definition; the header that repeats it may be missing.
-        digest = "sha256:" + hashlib.sha256(response.content).hexdigest()
-        manifest = json.loads(text)
-        if "manifests" in manifest:
-            manifest = json.loads(client.get_manifest_and_response(_of_platform(manifest["manifests"], reference))[0])
-        size_bytes = sum(layer["size"] for layer in manifest["layers"])
-    except (requests.RequestException, DXFError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(
-            found=f"the registry {registry} gives no {repository}:{tag} ({error})",
-            needed="a registry that this machine reaches and that has the tag",
-            change="`image` of the deployment or of serving_engines, or the network of this machine",
-        ) from error
-    cuda = _cuda_version(client, manifest)
-    return {"digest": digest, "compressed_bytes": size_bytes, **({"cuda": cuda} if cuda else {})}
+        manifest = json.loads(client.get_manifest_and_response(digest.replace(":", "-") + ".sig")[0])
+        found = []
+        for layer in manifest["layers"]:
+            signature = (layer.get("annotations") or {}).get(SIGNATURE_ANNOTATION)
+            if layer.get("mediaType") == SIGNATURE_PAYLOAD and signature and layer["size"] <= _LARGEST_PAYLOAD_BYTES:
+                chunks: Any = client.pull_blob(layer["digest"])
+                payload = base64.b64encode(b"".join(chunks)).decode("ascii")
+                found.append({"payload": payload, "signature": str(signature)})
+    except (requests.RequestException, DXFError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return found
 
 
 def _cuda_version(client: DXF, manifest: Mapping[str, Any]) -> str | None:
@@ -95,7 +142,7 @@ def _cuda_version(client: DXF, manifest: Mapping[str, Any]) -> str | None:
     return environment.get("CUDA_VERSION") or None
 
 
-def _of_platform(manifests: Iterable[Mapping[str, Any]], reference: str) -> str:
+def platform_digest(manifests: Iterable[Mapping[str, Any]], reference: str) -> str:
     """The digest of the manifest for this project's platform in an index."""
     names = []
     for entry in manifests:

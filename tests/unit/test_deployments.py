@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from metalserve import catalogue, deployments
 from metalserve.deployments import (
@@ -40,6 +42,12 @@ LOCK = {
     "models": {MODEL: {"revision": "0123abcd", "files": FILES}},
 }
 INPUTS = Inputs(models={}, engines={}, lock=LOCK, weight_sources={}, models_dir="/var/lib/metalserve/models")
+PUBLIC_KEY = (
+    ec.generate_private_key(ec.SECP256R1())
+    .public_key()
+    .public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    .decode()
+)
 H800 = catalogue.host_from_shape("8xH800")
 CPU = catalogue.host_from_shape("cpu-24GiB")
 
@@ -518,6 +526,46 @@ def test_the_lab_on_a_cpu_host():
     assert release["plan"]["device"] == "cpu"
     config = yaml.safe_load(release["files"]["engine.yaml"])
     assert (config["max-model-len"], config["max-num-seqs"]) == (4096, 16)
+
+
+PACKAGE = f"some-plugin==1.2.3 --hash=sha256:{'b' * 64}"
+
+
+def with_packages(*packages: str, **more: str) -> Inputs:
+    return replace(INPUTS, engines={"vllm": {"version": "0.33.0", "packages": list(packages), **more}})
+
+
+def test_packages_make_another_image_of_which_the_name_is_the_content():
+    plain = one()
+    (release,) = serving_releases([QWEN], H800, with_packages(PACKAGE))
+    record = json.loads(release["files"]["release.json"])
+    assert re.fullmatch("metalserve/derived@sha256:[0-9a-f]{64}", record["image"])
+    assert record["image"] != f"metalserve/derived@{DIGEST}"
+    assert release["release_id"] != plain["release_id"]
+    # What is pulled is the image below.
+    assert release["image"] == {**plain["image"], "packages": [PACKAGE], "python": "3.12"}
+    (other,) = serving_releases([QWEN], H800, with_packages(PACKAGE.replace("1.2.3", "1.2.4"), python="3.11"))
+    assert other["release_id"] != release["release_id"]
+    assert other["image"]["python"] == "3.11"
+
+
+def test_a_deployment_with_an_image_of_its_own_gets_no_packages():
+    own = {**QWEN, "image": IMAGE}
+    (release,) = serving_releases([own], H800, with_packages(PACKAGE))
+    assert "packages" not in release["image"]
+
+
+@pytest.mark.parametrize("package", ["some-plugin", "some-plugin==1.2.3", PACKAGE.replace("==", ">="), "a\nb", 5])
+def test_a_package_that_is_not_pinned_is_refused(package):
+    refusal = refusal_of(serving_releases, [QWEN], H800, with_packages(package))
+    assert refusal.found == f"the package {package!r} of vllm"
+    assert refusal.needed.startswith("an exact version and the hash of its wheel")
+    assert refusal.change.startswith("serving_engines.vllm.packages")
+
+
+def test_an_image_that_its_keys_have_not_signed_is_refused():
+    refusal = refusal_of(serving_releases, [QWEN], H800, replace(INPUTS, image_keys={"default": [PUBLIC_KEY]}))
+    assert refusal.found == f"the image {IMAGE} ({DIGEST}) unsigned"
 
 
 def test_two_deployments_share_a_host():

@@ -226,6 +226,43 @@ def test_the_cuda_that_an_image_says_it_has_is_locked_with_it(registry, config, 
     assert lock(registry, "vllm:1").get("cuda") == cuda
 
 
+def push_signature(registry, digest, data=b'{"critical": {}}', signature="c2lnbmF0dXJl"):
+    """A signature as cosign lays it beside an image."""
+    registry.blobs[digest_of(data)] = data
+    layer = {
+        "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
+        "size": len(data),
+        "digest": digest_of(data),
+        "annotations": {"dev.cosignproject.cosign/signature": signature},
+    }
+    content = {"schemaVersion": 2, "mediaType": MANIFEST_OCI, "config": {}, "layers": [layer, {"mediaType": "other"}]}
+    registry.push("vllm", digest.replace(":", "-") + ".sig", MANIFEST_OCI, content)
+
+
+def test_signatures_are_locked_with_the_image(registry):
+    digest = registry.push_image("vllm", "1", 1000)
+    push_signature(registry, digest)
+    expected = {"payload": "eyJjcml0aWNhbCI6IHt9fQ==", "signature": "c2lnbmF0dXJl"}
+    assert lock(registry, "vllm:1")["signatures"] == [expected]
+
+
+def test_a_mirror_is_asked_before_the_registry(registry, nobody):
+    digest = registry.push_image("hub/vllm", "1", 1000)
+    mirrors = {nobody: [f"{registry.host}/hub"]}
+    assert lock_image(f"{nobody}/vllm:1", [registry.host], mirrors)["digest"] == digest
+    assert registry.requests[0] == "/v2/hub/vllm/manifests/1"
+
+
+def test_a_mirror_without_the_image_is_passed_over(registry, nobody):
+    digest = registry.push_image("vllm", "1", 1000)
+    mirrors = {registry.host: nobody}
+    assert lock_image(f"{registry.host}/vllm:1", [registry.host, nobody], mirrors)["digest"] == digest
+    with pytest.raises(Refusal) as caught:
+        lock_image(f"{registry.host}/vllm:2", [registry.host, nobody], mirrors)
+    assert f"the registry {nobody} gives no vllm:2" in caught.value.found
+    assert f"the registry {registry.host} gives no vllm:2" in caught.value.found
+
+
 def test_an_index_entry_without_a_platform_is_passed_over(registry):
     push_index(registry, None, AMD)
     assert lock(registry, "vllm:1")["compressed_bytes"] == 2000

@@ -27,6 +27,8 @@ PLAY_KEYS = {
     "ignore_unreachable",
     "max_fail_percentage",
     "serial",
+    # Of a play with a bundle: where its package tools find their sources.
+    "environment",
     "roles",
 }
 # Names under which a role brings code of its own, which need no collection.
@@ -221,7 +223,7 @@ def test_nothing_is_taken_at_its_latest(role):
 @each_role
 def test_facts_are_read_from_ansible_facts(role):
     pattern = re.compile(
-        r"\bansible_(?!facts\b|check_mode\b|managed\b|inventory_sources\b|failed_result\b|play_hosts_all\b)[a-z]\w*"
+        r"\bansible_(?!facts\b|check_mode\b|managed\b|inventory_sources\b|failed_result\b|play_hosts_all\b|playbook_python\b)[a-z]\w*"
     )
     found = [(path.name, pattern.findall(text)) for path, text in yaml_texts(role)]
     assert [pair for pair in found if pair[1]] == []

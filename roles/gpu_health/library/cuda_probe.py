@@ -76,6 +76,7 @@ from ansible.module_utils.metalserve_remote.container_probe import (
     read_proofs,
     write_proofs,
 )
+from ansible.module_utils.metalserve_remote.image_list import local_name
 
 
 def main() -> None:
@@ -118,7 +119,7 @@ def main() -> None:
         changed = True
         if module.check_mode:
             continue
-        steps = probe_container(image, wanted["devices"], run)
+        steps = probe_container(local_name(image, lambda argv: run(argv, None)[1]) or image, wanted["devices"], run)
         probes.append({"image": image, "steps": [step.as_dict() for step in steps], "proven": False, "postponed": []})
         if has_passed(steps, wanted["uuids"]):
             proofs[image] = key

@@ -20,13 +20,16 @@ from metalserve.weights_progress import progress_line, summary_line
 
 # The controller's own arguments, which the module on the host does not know.
 _OWN = ("peers", "hosts_at_once", "progress_seconds", "timeout_seconds")
+# What the worker imports beside the modules whose names begin with weights.
+_WORKER_NEEDS = ("file_answers.py", "file_lock.py", "release_names.py")
 _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.5, 5.0
 _CONNECTION_PATIENCE_SECONDS = 900.0
 
 
 def packed_worker() -> str:
     """The worker as one file that Python runs (PEP 441), the same bytes from the same sources."""
-    sources = sorted(Path(remote.__file__).parent.glob("weights*.py"))
+    folder = Path(remote.__file__).parent
+    sources = sorted([*folder.glob("weights*.py"), *(folder / name for name in _WORKER_NEEDS)])
     texts = {
         "metalserve_remote/__init__.py": "",
         **{f"metalserve_remote/{p.name}": p.read_text("utf-8") for p in sources},

@@ -43,6 +43,10 @@ options:
     type: list
     elements: str
     default: []
+  mirrors:
+    description: Mirrors by registry, asked before the registry itself.
+    type: dict
+    default: {}
   refresh:
     description: Resolve again what is already locked.
     type: bool
@@ -105,6 +109,7 @@ def main() -> None:
             "manifests": {"type": "dict", "default": {}},
             "unpinned": {"type": "list", "elements": "str", "default": []},
             "insecure_registries": {"type": "list", "elements": "str", "default": []},
+            "mirrors": {"type": "dict", "default": {}},
             "refresh": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -115,7 +120,7 @@ def main() -> None:
         lock = read(path)
         for reference in wanted["images"]:
             if wanted["refresh"] or reference not in lock["images"]:
-                lock["images"][reference] = lock_image(reference, wanted["insecure_registries"])
+                lock["images"][reference] = lock_image(reference, wanted["insecure_registries"], wanted["mirrors"])
         for request in wanted["models"]:
             key = request["key"]
             revision = wanted["revisions"].get(key)

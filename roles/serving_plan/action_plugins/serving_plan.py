@@ -31,6 +31,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
                 weight_sources=given.get("weight_sources") or {},
                 models_dir=given["models_dir"],
                 kept=kept,
+                image_keys=given.get("image_keys") or {},
                 relearn=boolean(given.get("relearn", False)),
             )
             releases = serving_releases(deployments, given["facts"], inputs)

@@ -36,6 +36,10 @@ options:
     description: Where weights come from, by model.
     type: dict
     default: {}
+  image_keys:
+    description: Public keys that must have signed an image, by pattern of its repository, or C(default).
+    type: dict
+    default: {}
   models_dir:
     description: Where models live on the host.
     type: path

@@ -1,4 +1,4 @@
-"""What an engine's unit does before it starts: wait until the GPUs' memory is free, and find the CPUs near them.
+"""What an engine's unit does before it starts: find its image and the CPUs near its GPUs, and wait for free memory.
 
 The last engine's memory may not be released yet when systemd starts the next one. What does not go away is named, never
 killed: it is somebody's work.
@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 from .files import read_json_object, read_text, write_text
 from .gate_key import read_api_key
+from .image_list import local_name
 from .readiness import run_command
 
 MIB = 1024 * 1024
@@ -135,7 +136,9 @@ def placement(release: Mapping[str, Any], *, run: Runner = run_command, sysfs: P
 def prepare_start(
     directory: Path, runtime: Path, timeout_seconds: float, *, run: Runner = run_command, sysfs: Path = Path("/sys")
 ) -> tuple[bool, list[str]]:
-    """Get ready to start the release in `directory`: its placement and key go into `runtime`, GPU memory is waited for.
+    """Get ready to start the release in `directory`; GPU memory is waited for.
+
+    Its placement, the name of its image on this host and its key go into `runtime`.
 
     Returns whether the engine may start, and what to say.
 
@@ -148,7 +151,13 @@ def prepare_start(
     key = f"VLLM_API_KEY={read_api_key(key_file)}\n" if key_file else ""
     write_text(runtime / SECRET_FILE, key, mode=0o600)
     cpus = placement(release, run=run, sysfs=sysfs)
-    write_text(runtime / PLACEMENT_FILE, f"METALSERVE_PLACEMENT={f'--cpuset-cpus={cpus}' if cpus else ''}\n")
+    lines = f"METALSERVE_PLACEMENT={f'--cpuset-cpus={cpus}' if cpus else ''}\n"
+    # The release names its image by digest; the name under which it is here may be that of a mirror.
+    image = str(release.get("image") or "")
+    here = local_name(image, run) if image else None
+    if here and here != image:
+        lines += f"METALSERVE_IMAGE={here}\n"
+    write_text(runtime / PLACEMENT_FILE, lines)
     free, sentence = wait_for_memory(release, timeout_seconds, run=run)
     near = [f"the CPUs {cpus} are near its GPUs"] if cpus else []
     return free, [*near, sentence]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from .file_lock import LockHeldError, file_lock
 
 LOCK_NAME = ".lock"
 
@@ -30,26 +31,16 @@ def host_lock(root: Path, holder: str, timeout_seconds: float) -> Iterator[None]
         OSError: the lock file cannot be made.
     """
     root.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + timeout_seconds
-    with (root / LOCK_NAME).open("a+", encoding="utf-8") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    stream.seek(0)
-                    other = stream.read().strip() or "unknown"
-                    raise HostBusyError(
-                        f"Another run is at work on the deployments of this host: {other}. "
-                        f"Needed: one run at a time; this one has waited {timeout_seconds:.0f} s. "
-                        "Change: wait for it, or end that process on the host."
-                    ) from None
-                time.sleep(0.2)
-        stream.seek(0)
-        stream.truncate()
-        # Read by whoever waits: written at once, not when the file is closed.
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        stream.write(f"{holder}, process {os.getpid()}, since {when}")
-        stream.flush()
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(
+                file_lock(root / LOCK_NAME, f"{holder}, process {os.getpid()}, since {when}", timeout_seconds)
+            )
+        except LockHeldError as error:
+            raise HostBusyError(
+                f"Another run is at work on the deployments of this host: {error.holder}. "
+                f"Needed: one run at a time; this one has waited {timeout_seconds:.0f} s. "
+                "Change: wait for it, or end that process on the host."
+            ) from None
         yield

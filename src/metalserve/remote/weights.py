@@ -12,7 +12,6 @@ The published directory appears by one rename, so that no reader ever sees half 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -20,11 +19,12 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from .file_lock import LockHeldError, file_lock
 from .weights_content import Expectation, check_content
 from .weights_download import Transfer, fetch_file, partial_path
 from .weights_hash import hash_files
@@ -330,25 +330,19 @@ def _gib(size_bytes: int) -> str:
 
 @contextmanager
 def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
-    """Hold the revision's lock; the kernel drops it when the process dies, so no stale lock can remain."""
-    deadline = time.monotonic() + timeout_seconds
-    with path.open("a+", encoding="utf-8") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    stream.seek(0)
-                    raise WeightsError(
-                        f"Process {stream.read().strip() or 'unknown'} has been fetching the same revision for longer "
-                        f"than {timeout_seconds:.0f} s. Change: wait for it, or end it; its finished files are kept."
-                    ) from None
-                time.sleep(0.2)
-        stream.seek(0)
-        stream.truncate()
-        stream.write(str(os.getpid()))
-        stream.flush()
+    """Hold the revision's lock.
+
+    Raises:
+        WeightsError: another process was not done in time.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(path, str(os.getpid()), timeout_seconds))
+        except LockHeldError as error:
+            raise WeightsError(
+                f"Process {error.holder} has been fetching the same revision for longer "
+                f"than {timeout_seconds:.0f} s. Change: wait for it, or end it; its finished files are kept."
+            ) from None
         yield
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .release_names import RELEASES_ROOT, UnreadableReleaseError, named_by_releases
 from .weights import locked, read_record
 from .weights_manifest import RECORD_NAME, WeightsError
-
-RELEASES_ROOT = Path("/etc/metalserve")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,10 @@ def published_revisions(models_dir: Path, releases_root: Path = RELEASES_ROOT) -
     Raises:
         WeightsError: a release cannot be read, so that nobody can say what it needs.
     """
-    named = _named_by_releases(releases_root)
+    try:
+        named = named_by_releases(releases_root, _model_directory, "weights")
+    except UnreadableReleaseError as error:
+        raise WeightsError(str(error)) from error
     found = []
     for record in models_dir.glob(f"[!.]*/[!.]*/{RECORD_NAME}"):
         directory = record.parent
@@ -111,17 +112,5 @@ def removable_sentence(
     return f" No release names {len(items)} revisions of {total / 2**30:.2f} GiB there: {names}; model_weights_keep: 0."
 
 
-def _named_by_releases(root: Path) -> dict[str, set[str]]:
-    """Model directory -> releases that name it."""
-    named: dict[str, set[str]] = {}
-    for file in root.glob("*/releases/*/release.json"):
-        try:
-            release = json.loads(file.read_text(encoding="utf-8"))
-            directory = f"{release['models_dir'].rstrip('/')}/{release['model']}/{release['model_revision']}"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(
-                f"{file} cannot be read ({error!r}). Needed: the record of each release, to know which weights it "
-                "needs. Change: run playbooks/rollout.yml, which writes it again, or remove the release's directory."
-            ) from error
-        named.setdefault(directory, set()).add(f"{file.parts[-4]}/{file.parts[-2]}")
-    return named
+def _model_directory(release: Mapping[str, Any]) -> str:
+    return f"{release['models_dir'].rstrip('/')}/{release['model']}/{release['model_revision']}"

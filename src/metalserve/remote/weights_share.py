@@ -18,16 +18,15 @@ import socket
 import threading
 import time
 import urllib.parse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Optional
 
+from .file_answers import FileAnswers, FileServer
 from .weights import incoming_directory
 from .weights_job import read_json, state_path, write_json
 from .weights_manifest import RECORD_NAME
 
 UNIT = "metalserve-weights-share.service"
-_RANGE = re.compile(r"bytes=([0-9]+)-")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # How long a host may have said that it will fetch, or have lost its worker, before others stop waiting for it.
 _QUEUED_SECONDS = 300.0
@@ -63,7 +62,11 @@ class ShareServer:
         config = json.loads(config_file.read_text(encoding="utf-8"))
         self.models_dir = Path(config["models_dir"])
         self.last_asked = time.monotonic()
-        self._server = _Server((config.get("bind", ""), config["port"]), _handler(self))
+        self._server = FileServer((config.get("bind", ""), config["port"]), _handler(self))
+
+    def asked(self) -> None:
+        """Take note that somebody takes files now."""
+        self.last_asked = time.monotonic()
 
     @property
     def port(self) -> int:
@@ -119,66 +122,24 @@ class ShareServer:
         self.stop()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # A host of the fleet opens some connections at once.
-    request_queue_size = 64
-
-
-def _handler(share_server: ShareServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 60
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            share_server.last_asked = time.monotonic()
+def _handler(share_server: ShareServer) -> type[FileAnswers]:
+    class Handler(FileAnswers):
+        def give(self) -> None:
+            share_server.asked()
             if not share_server.allowed(self.client_address[0]):
-                self._answer(403)
+                self.answer(403)
                 return
             parts = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/").split("/", 2)
             if len(parts) != 3 or not _plain(*parts):
-                self._answer(404)
+                self.answer(404)
                 return
             found = share_server.find(*parts)
             if found is None:
                 coming = share_server.is_coming(parts[0], parts[1])
-                self._answer(503 if coming else 404, {"Retry-After": "1"} if coming else {})
+                self.answer(503 if coming else 404, {"Retry-After": "1"} if coming else {})
                 return
             with found.open("rb") as stream:
-                self._send(stream, os.fstat(stream.fileno()).st_size)
-
-        def _send(self, stream: Any, size: int) -> None:
-            asked = _RANGE.fullmatch(self.headers.get("Range") or "")
-            start = int(asked[1]) if asked else 0
-            if start and start >= size:
-                self._answer(416)
-                return
-            headers = {"Content-Range": f"bytes {start}-{size - 1}/{size}"} if asked else {}
-            self._answer(206 if asked else 200, headers, size - start)
-            if self.command == "HEAD":
-                return
-            self.wfile.flush()
-            position = start
-            while position < size:
-                # A receiver that takes nothing for `timeout` seconds ends this with an error, and its thread.
-                sent = self.connection.sendfile(stream, position, min(size - position, 1 << 26))
-                if not sent:
-                    self.close_connection = True
-                    return
-                position += sent
-                share_server.last_asked = time.monotonic()
-
-        def _answer(self, status: int, headers: Optional[dict[str, str]] = None, length: int = 0) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(length), **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
+                self.send_file(stream, os.fstat(stream.fileno()).st_size, sent=share_server.asked)
 
     return Handler
 

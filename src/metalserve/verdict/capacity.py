@@ -121,12 +121,12 @@ def disk_checks(
 def _images(
     facts: Mapping[str, Any], releases: Sequence[Mapping[str, Any]], options: DockerOptions
 ) -> list[tuple[str, str, int]]:
-    present = set((facts.get("docker") or {}).get("images") or [])
+    # By digest: the name may be that of a mirror.
+    present = {str(name).partition("@")[2] for name in (facts.get("docker") or {}).get("images") or []}
     found = {}
     for release in releases:
         image = release["image"]
-        name = str(image["reference"]).rsplit(":", 1)[0]
-        if f"{name}@{image['digest']}" not in present:
+        if image["digest"] not in present:
             found[image["reference"]] = int((image.get("compressed_bytes") or 0) * options.unpack_factor)
     return [(options.directory, f"to pull and unpack {reference}", size) for reference, size in found.items()]
 
