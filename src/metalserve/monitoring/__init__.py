@@ -1,0 +1,1 @@
+"""Watching a fleet: targets, rules and dashboards, as data and the functions that render them."""
