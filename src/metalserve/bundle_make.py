@@ -163,7 +163,7 @@ def _fetch_wheels(directory: Path, extra: Sequence[Mapping[str, Any]], recipe: R
         if image:
             wanted = recipe.work / "requirements.txt"
             wanted.write_text("".join(f"{package}\n" for package in image["packages"]), encoding="utf-8")
-            python = ["--implementation=cp", f"--python-version={image['python']}"]
+            python = ["--only-binary=:all:", "--implementation=cp", f"--python-version={image['python']}"]
             options = [*python, *(f"--platform={name}" for name in PLATFORMS), "--requirement", str(wanted)]
             _pip_download(fresh, options, have, ", ".join(image["packages"]))
     arrived = {path.name: path for path in fresh.iterdir()}
@@ -176,11 +176,11 @@ def _fetch_wheels(directory: Path, extra: Sequence[Mapping[str, Any]], recipe: R
 
 def _pip_download(target: Path, options: Sequence[str], more: Sequence[str], what: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--require-hashes", "--only-binary=:all:", f"--dest={target}", *more, *options]
+    command += ["--require-hashes", f"--dest={target}", *more, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Refusal(
             found=f"pip does not get all of {what} ({' '.join(done.stderr.split())[-600:]})",
-            needed="a wheel for each, with a stated hash, from the index that pip is configured for",
+            needed="each of them with a stated hash, from the index that pip is configured for",
             change="the network or pip's configuration of this machine, or bundle_requirements",
         )
