@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 from metalserve import catalogue, deployments, driver, gateway, planner
 from metalserve.errors import MetalserveError
+from metalserve.monitoring import rules, settings, targets
 from metalserve.plain import plain
 from metalserve.verdict import host as verdict_host
 
@@ -94,6 +95,14 @@ def compatibility_verdict(
     return verdict_host.compatibility_verdict(facts, items or [], inputs=inputs, options=options)
 
 
+def _machines(names: list[str], addresses: Sequence[list[str]]) -> list[dict[str, Any]]:
+    """Name and address of hosts: of several lists of addresses the first that is not empty counts, at last the name."""
+    return [
+        {"name": name, "address": next((address for address in known if address), name)}
+        for name, *known in zip(names, *addresses, strict=True)
+    ]
+
+
 def gateway_pools(
     names: list[str],
     deployments: list[list[dict[str, Any]]],
@@ -102,12 +111,9 @@ def gateway_pools(
     long_prompts: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The fleet's engines as pools that serve one set of model names."""
-    reached = [
-        next((address for address in known if address), name) for name, *known in zip(names, *addresses, strict=True)
-    ]
     hosts = [
-        {"name": name, "address": address, "deployments": items}
-        for name, address, items in zip(names, reached, deployments, strict=True)
+        {**machine, "deployments": items}
+        for machine, items in zip(_machines(names, addresses), deployments, strict=True)
     ]
     return gateway.gateway_pools(hosts, server_max_requests=server_max_requests, long_prompts=long_prompts or [])
 
@@ -120,6 +126,39 @@ def gateway_clients(clients: list[dict[str, Any]], pools: list[dict[str, Any]]) 
 def gateway_maps(pools: list[dict[str, Any]], clients: list[dict[str, Any]]) -> dict[str, str]:
     """The gateway's look-up files, text by file name."""
     return gateway.gateway_maps(pools, clients)
+
+
+def scrape_targets(
+    names: list[str],
+    deployments: list[list[dict[str, Any]]],
+    *addresses: list[str],
+    gpu_exporters: list[Any],
+    gateways: list[list[Any]] | None = None,
+    others: list[list[Any]] | None = None,
+    **ports: int,
+) -> dict[str, str]:
+    """Prometheus' target lists of a fleet, text by file name."""
+    hosts = [
+        {**machine, "deployments": items, "gpu_exporter": bool(exporter)}
+        for machine, items, exporter in zip(_machines(names, addresses), deployments, gpu_exporters, strict=True)
+    ]
+    gateway_names, gateway_binds, *gateway_addresses = gateways or [[], []]
+    doors = [
+        {**machine, "metrics_bind": bind}
+        for machine, bind in zip(_machines(gateway_names, gateway_addresses), gateway_binds, strict=True)
+    ]
+    other_names, *other_addresses = others or [[]]
+    return targets.scrape_targets(hosts, doors, _machines(other_names, other_addresses), **ports)
+
+
+def monitoring_rules(given: dict[str, Any] | None = None) -> dict[str, str]:
+    """Prometheus' rule files, text by file name."""
+    return rules.rule_files(given)
+
+
+def metrics_settings(releases: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """What a host tells Prometheus that only the controller knows."""
+    return settings.metrics_settings(releases, **options)
 
 
 class FilterModule:
@@ -139,5 +178,8 @@ class FilterModule:
             gateway_pools,
             gateway_clients,
             gateway_maps,
+            scrape_targets,
+            monitoring_rules,
+            metrics_settings,
         )
         return {function.__name__: _filter(function) for function in faces}
