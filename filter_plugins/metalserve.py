@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from ansible.errors import AnsibleFilterError
 
 from metalserve import catalogue, deployments, driver, gateway, planner, surveys
 from metalserve.errors import MetalserveError
+from metalserve.monitoring import rules, settings, targets
 from metalserve.plain import plain
 from metalserve.verdict import host as verdict_host
 
@@ -95,6 +96,14 @@ def compatibility_verdict(
     return verdict_host.compatibility_verdict(facts, items or [], inputs=inputs, options=options)
 
 
+def _machines(names: list[str], addresses: Sequence[list[str]]) -> list[dict[str, Any]]:
+    """Name and address of hosts: of several lists of addresses the first that is not empty counts, at last the name."""
+    return [
+        {"name": name, "address": next((address for address in known if address), name)}
+        for name, *known in zip(names, *addresses, strict=True)
+    ]
+
+
 def gateway_pools(
     names: list[str],
     deployments: list[list[dict[str, Any]]],
@@ -103,12 +112,9 @@ def gateway_pools(
     long_prompts: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The fleet's engines as pools that serve one set of model names."""
-    reached = [
-        next((address for address in known if address), name) for name, *known in zip(names, *addresses, strict=True)
-    ]
     hosts = [
-        {"name": name, "address": address, "deployments": items}
-        for name, address, items in zip(names, reached, deployments, strict=True)
+        {**machine, "deployments": items}
+        for machine, items in zip(_machines(names, addresses), deployments, strict=True)
     ]
     return gateway.gateway_pools(hosts, server_max_requests=server_max_requests, long_prompts=long_prompts or [])
 
@@ -126,6 +132,39 @@ def gateway_maps(pools: list[dict[str, Any]], clients: list[dict[str, Any]]) -> 
 def awx_survey(questions: list[dict[str, Any]], name: str, roles: str) -> dict[str, Any]:
     """The survey of a job template from the argument specifications of the roles in a directory."""
     return surveys.awx_survey(questions, name, surveys.read_options(Path(roles)))
+
+
+def scrape_targets(
+    names: list[str],
+    deployments: list[list[dict[str, Any]]],
+    *addresses: list[str],
+    gpu_exporters: list[Any],
+    gateways: list[list[Any]] | None = None,
+    others: list[list[Any]] | None = None,
+    **ports: int,
+) -> dict[str, str]:
+    """Prometheus' target lists of a fleet, text by file name."""
+    hosts = [
+        {**machine, "deployments": items, "gpu_exporter": bool(exporter)}
+        for machine, items, exporter in zip(_machines(names, addresses), deployments, gpu_exporters, strict=True)
+    ]
+    gateway_names, gateway_binds, *gateway_addresses = gateways or [[], []]
+    doors = [
+        {**machine, "metrics_bind": bind}
+        for machine, bind in zip(_machines(gateway_names, gateway_addresses), gateway_binds, strict=True)
+    ]
+    other_names, *other_addresses = others or [[]]
+    return targets.scrape_targets(hosts, doors, _machines(other_names, other_addresses), **ports)
+
+
+def monitoring_rules(given: dict[str, Any] | None = None) -> dict[str, str]:
+    """Prometheus' rule files, text by file name."""
+    return rules.rule_files(given)
+
+
+def metrics_settings(releases: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """What a host tells Prometheus that only the controller knows."""
+    return settings.metrics_settings(releases, **options)
 
 
 class FilterModule:
@@ -146,5 +185,8 @@ class FilterModule:
             gateway_clients,
             gateway_maps,
             awx_survey,
+            scrape_targets,
+            monitoring_rules,
+            metrics_settings,
         )
         return {function.__name__: _filter(function) for function in faces}

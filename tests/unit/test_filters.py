@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from metalserve import catalogue, deployments, driver, gateway, planner, surveys
+from metalserve.monitoring import rules, settings, targets
 from metalserve.verdict import host as verdict_host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +102,14 @@ ANSWERS = {
     "[{'name': 'chat', 'key_sha256': '0' * 64}] | gateway_clients(pools)": CLIENTS,
     "pools | gateway_maps(clients)": gateway.gateway_maps(POOLS, CLIENTS),
     f"[{{'question': 'Host?', 'variable': 'gateway_drain_host'}}] | awx_survey('drain', '{ROOT}/roles')": DRAIN_SURVEY,
+    "['gpu-1'] | scrape_targets([items[:1]], [''], ['10.0.0.1'], gpu_exporters=[none], "
+    "gateways=[['gate'], ['*:8405'], ['10.0.0.9']], others=[['watch'], ['10.0.0.8']])": targets.scrape_targets(
+        [{"name": "gpu-1", "address": "10.0.0.1", "deployments": [QWEN], "gpu_exporter": False}],
+        [{"name": "gate", "address": "10.0.0.9", "metrics_bind": "*:8405"}],
+        [{"name": "watch", "address": "10.0.0.8"}],
+    ),
+    "releases | metrics_settings(gpu_count=8)": settings.metrics_settings(RELEASES, gpu_count=8),
+    "{'down_for': '9m'} | monitoring_rules": rules.rule_files({"down_for": "9m"}),
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from metalserve.errors import Refusal
+from metalserve.monitoring.settings import catalogue
 
 # Bounds of the engines' histograms of the time to the first token, in seconds, as they write them.
 # vLLM 0.32.0: its own /metrics. SGLang 0.5.23: observability/metrics_collector.py.
@@ -126,13 +127,13 @@ def _values(settings: Mapping[str, Any]) -> dict[str, str]:
             )
         bounds[f"ttft_{engine}_bound"] = fitting[-1]
     xids: dict[str, list[int]] = {}
-    for code, (kind, _name) in _catalogue("xid.yaml")["codes"].items():
+    for code, (kind, _name) in catalogue("xid.yaml")["codes"].items():
         xids.setdefault(kind, []).append(code)
     return {
         **{name: str(value) for name, value in settings.items()},
         **bounds,
         "ttft_budget": f"{1 - ratio:.4g}",
-        "throttle_fail": "|".join(_catalogue("health.yaml")["throttle_fail"]),
+        "throttle_fail": "|".join(catalogue("health.yaml")["throttle_fail"]),
         **{f"xids_{kind}": "|".join(map(str, codes)) for kind, codes in xids.items()},
     }
 
@@ -144,10 +145,4 @@ def _fill(text: str, values: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def _data() -> Mapping[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8"))
-    return loaded
-
-
-@lru_cache(maxsize=2)
-def _catalogue(name: str) -> Mapping[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(files("metalserve.catalogue").joinpath(name).read_text(encoding="utf-8"))
     return loaded

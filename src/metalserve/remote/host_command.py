@@ -13,7 +13,9 @@ from typing import Optional
 
 from .diagnose import diagnose
 from .engine_start import prepare_start
+from .host_facts import collect
 from .host_lock import HostBusyError, host_lock
+from .host_metrics import SETTINGS, write_metrics
 from .release_list import UnknownReleaseError, diff_directories, find_release, list_releases, release_table
 from .releases import deployment_names
 from .rollout import Outcome, Rollout
@@ -81,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     watched.add_argument("--follow", type=Path, action="append", default=[], help="end when this file changes")
     watched.set_defaults(run=_watch)
+
+    told = commands.add_parser("metrics", help="write what is known here for Prometheus (called by systemd)")
+    told.add_argument(
+        "--output", type=Path, required=True, help="the file that node exporter's textfile collector reads"
+    )
+    told.add_argument("--settings", type=Path, default=SETTINGS, help="what the last run of the playbook wrote down")
+    told.set_defaults(run=_metrics)
     for command in (back, again):
         command.add_argument("--ready-timeout", type=float, default=1800.0, help="seconds for a unit that lives")
     return parser
@@ -145,6 +154,11 @@ def _watch(options: argparse.Namespace) -> int:
         slowest_read_bytes_per_second=options.read,
     )
     Watchdog(options.root, settings, say=say).run(options.follow)
+    return 0
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    write_metrics(options.root, options.output, options.settings, collect)
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from .capacity import RECORD_NAME
-from .files import read_json_object
+from .files import read_json_object, write_text
 from .readiness import Runner, run_command
 from .release_list import list_releases
 from .releases import link_target, release_directory
@@ -267,14 +267,12 @@ def _numbers(version: str) -> list[int]:
     return numbers
 
 
-def collect_and_write(root: Path, output: Path, settings_path: Path, collect: Callable[..., Mapping[str, Any]]) -> None:
-    """Look at the host and put the text where node exporter reads it.
+def write_metrics(root: Path, output: Path, settings_path: Path, collect: Callable[..., Mapping[str, Any]]) -> None:
+    """Look at the host with `host_facts.collect` and put the text where node exporter reads it.
 
     Raises:
         OSError: the text cannot be written.
     """
-    from .files import write_text
-
     settings = read_json_object(settings_path)
     models_dir = settings.get("models_dir")
     facts = collect("/", [models_dir] if models_dir else [])
