@@ -109,7 +109,7 @@ def test_docker_refuses_a_layer_with_a_changed_byte(tmp_path):
     write_layout(tmp_path / "layout", {**blobs, layer: blobs[layer].replace(b"changed", b"chanGed")})
     with pytest.raises(ImageError) as refusal:
         ensure_image(f"{REPOSITORY}:1", digest, Places([str(tmp_path / "layout")], registry=False))
-    assert f"{REPOSITORY}:1 could not be had by its digest {digest}: {tmp_path}/layout: " in str(refusal.value)
+    assert f"{REPOSITORY}:1 could not be pulled by its digest {digest}: {tmp_path}/layout: " in str(refusal.value)
     assert ours() == []
 
 
