@@ -119,6 +119,10 @@ test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA
 test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy with stand-ins for the engines
 	molecule test --scenario-name gateway
 
+.PHONY: test-airgap
+test-airgap: root $(VENV)/.dev built-lab ## Scenario airgap: a host with no way out, site.yml from a bundle to a proven endpoint
+	molecule test --scenario-name airgap
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)

@@ -1,5 +1,6 @@
-"""Layouts, mirrors and removal with a real Docker and a real registry: those of this machine."""
+"""Layouts, mirrors, signatures, packages and removal with a real Docker and a real registry: those of this machine."""
 
+import base64
 import hashlib
 import io
 import json
@@ -7,10 +8,18 @@ import subprocess
 import tarfile
 
 import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from dxf import DXF
 
+from metalserve.errors import Refusal
+from metalserve.lock import SIGNATURE_ANNOTATION, SIGNATURE_PAYLOAD, lock_image
 from metalserve.remote.image_list import prune_images
-from metalserve.remote.image_pull import ImageError, Places, ensure_image, remove_image
+from metalserve.remote.image_pull import ImageError, Places, ensure_derived, ensure_image, remove_image
 from metalserve.remote.readiness import run_command
+from metalserve.signatures import check_signatures
 
 REPOSITORY = "metalserve-airgap/small"
 
@@ -109,23 +118,83 @@ def test_docker_refuses_a_layer_with_a_changed_byte(tmp_path):
     write_layout(tmp_path / "layout", {**blobs, layer: blobs[layer].replace(b"changed", b"chanGed")})
     with pytest.raises(ImageError) as refusal:
         ensure_image(f"{REPOSITORY}:1", digest, Places([str(tmp_path / "layout")], registry=False))
-    assert f"{REPOSITORY}:1 could not be had by its digest {digest}: {tmp_path}/layout: " in str(refusal.value)
+    assert f"{REPOSITORY}:1 could not be pulled by its digest {digest}: {tmp_path}/layout: " in str(refusal.value)
     assert ours() == []
 
 
-def test_a_mirror_is_used_in_the_place_of_a_registry_that_nobody_reaches(tmp_path, registry):
-    digest, blobs = small_image("mirrored")
+def pushed(tmp_path, registry, text):
+    """A small image in the registry, and nothing of it here; returns its digest there."""
+    digest, blobs = small_image(text)
     write_layout(tmp_path / "layout", blobs)
     name, _ = ensure_image(f"{REPOSITORY}:1", digest, Places([str(tmp_path / "layout")], registry=False))
     docker("tag", name, f"{registry}/{REPOSITORY}:1")
     docker("push", "--quiet", f"{registry}/{REPOSITORY}:1")
-    pushed = docker("image", "inspect", "--format", "{{json .RepoDigests}}", f"{registry}/{REPOSITORY}:1")
-    # Docker compresses what it pushes: the registry's image has a digest of its own.
-    there = next(item for item in json.loads(pushed) if item.startswith(registry)).partition("@")[2]
+    names = json.loads(docker("image", "inspect", "--format", "{{json .RepoDigests}}", f"{registry}/{REPOSITORY}:1"))
     docker("rmi", f"{registry}/{REPOSITORY}:1")
     for left in ours():
         docker("rmi", left)
     assert ours() == []
+    # Docker compresses what it pushes: the registry's image has a digest of its own.
+    return next(item for item in names if item.startswith(registry)).partition("@")[2]
+
+
+def sign(registry, digest, key):
+    """What `cosign sign --key` leaves in a registry."""
+    critical = {
+        "identity": {"docker-reference": f"{registry}/{REPOSITORY}"},
+        "image": {"docker-manifest-digest": digest},
+        "type": "cosign container image signature",
+    }
+    payload = json.dumps({"critical": critical, "optional": None}).encode()
+    config = b"{}"
+    client = DXF(registry, REPOSITORY, insecure=True)
+    for data in (payload, config):
+        client.push_blob(data=iter([data]), digest=digest_of(data))
+    layer = {
+        "mediaType": SIGNATURE_PAYLOAD,
+        "size": len(payload),
+        "digest": digest_of(payload),
+        "annotations": {SIGNATURE_ANNOTATION: base64.b64encode(key.sign(payload, ec.ECDSA(SHA256()))).decode()},
+    }
+    kind = "application/vnd.oci.image.config.v1+json"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {"mediaType": kind, "digest": digest_of(config), "size": len(config)},
+        "layers": [layer],
+    }
+    client.set_manifest(digest.replace(":", "-") + ".sig", json.dumps(manifest))
+
+
+def public(key):
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def test_a_signature_in_a_real_registry_comes_with_the_lock(tmp_path, registry):
+    digest = pushed(tmp_path, registry, "signed")
+    key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    reference = f"{registry}/{REPOSITORY}:1"
+    assert "signatures" not in lock_image(reference, [registry])
+    sign(registry, digest, key)
+    locked = lock_image(reference, [registry])
+    assert locked["digest"] == digest
+    check_signatures(reference, digest, locked["signatures"], {"default": [public(key)]})
+    with pytest.raises(Refusal, match="it is of another key"):
+        check_signatures(reference, digest, locked["signatures"], {"default": [public(other)]})
+
+
+def test_packages_without_their_wheels_are_refused(tmp_path, cache):
+    base = yaml.safe_load((cache / "built.yml").read_text())["lab_engine_image"]
+    package = f"no-such-package==1.0 --hash=sha256:{'a' * 64}"
+    with pytest.raises(ImageError) as refusal:
+        ensure_derived(base, "sha256:" + "0" * 64, [package], tmp_path)
+    assert f"pip in {base} takes not all of no-such-package==1.0: " in str(refusal.value)
+    assert "Change: packages of serving_engines" in str(refusal.value)
+    assert docker("ps", "--all", "--quiet", "--filter", "name=metalserve-derive") == ""
+
+
+def test_a_mirror_is_used_in_the_place_of_a_registry_that_nobody_reaches(tmp_path, registry):
+    there = pushed(tmp_path, registry, "mirrored")
     places = Places(mirrors={"registry.invalid": [registry]})
     assert ensure_image(f"registry.invalid/{REPOSITORY}:1", there, places) == (
         f"{registry}/{REPOSITORY}@{there}",

@@ -80,7 +80,7 @@ def ensure_image(reference: str, digest: str, places: Places, run: Runner = run_
             return f"{place}@{digest}", place
         reasons.append(f"{place}: {complaint}")
     raise ImageError(
-        f"{reference} could not be had by its digest {digest}: {'; '.join(reasons) or 'no place is named'}. "
+        f"{reference} could not be pulled by its digest {digest}: {'; '.join(reasons) or 'no place is named'}. "
         "Needed: one place that this host reaches and that has exactly this image. Change: engine_image_layouts for an "
         "archive, serving_image_mirrors for a mirror, the network of this host, or lock the image anew with "
         "playbooks/ops/lock.yml."

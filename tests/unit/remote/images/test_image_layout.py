@@ -168,7 +168,7 @@ def test_a_refusal_names_each_place_and_its_answer(layout, pulls):
     with pytest.raises(ImageError) as refusal:
         ensure_image(REFERENCE, DIGEST, Places(["/nowhere"], {"registry.example.com": "mirror"}), nothing_here)
     text = str(refusal.value)
-    assert text.startswith(f"{REFERENCE} could not be had by its digest {DIGEST}: /nowhere is no tar file")
+    assert text.startswith(f"{REFERENCE} could not be pulled by its digest {DIGEST}: /nowhere is no tar file")
     assert "mirror/a/engine: not found; registry.example.com/a/engine: not found. Needed: one place" in text
     assert "engine_image_layouts" in text
 

@@ -210,6 +210,14 @@ def test_a_silent_source_is_given_up(ensure, source, final):
     assert not final.exists()
 
 
+def test_a_slow_source_is_taken_for_as_long_as_something_comes(ensure, source, final):
+    """The limit is on silence, not on the whole: a shard of gigabytes over a thin line takes what it takes."""
+    source.faults.slow[BIG] = (4_000, 0.1)
+    ensure(read_timeout_seconds=0.5, attempts=1)
+    assert read_files(final) == MODEL
+    assert source.requested(BIG) == [None]
+
+
 def test_a_silent_source_does_not_keep_the_second_from_being_used(ensure, source, other, final):
     source.faults.silent_after_bytes[BIG] = 10_000
     ensure(sources=[source.url, other.url], read_timeout_seconds=0.2, attempts=1)

@@ -28,14 +28,22 @@ def free_bytes(monkeypatch):
     return say
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
+@pytest.fixture(params=["loop device", "tmpfs"])
+def small_disk(tmp_path, request):
+    """A file system of 1 MiB: ext4 on a loop device, which says only late that it is full, and one in memory."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, text=True)
+    what = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"]
+    if request.param == "loop device":
+        image = tmp_path / "disk.img"
+        image.write_bytes(bytes(1 << 20))
+        made = subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", image], check=False)
+        if made.returncode != 0:
+            pytest.skip("this machine has no mke2fs that makes ext4")
+        what = ["-o", "loop", str(image)]
+    mounted = subprocess.run(["mount", *what, place], capture_output=True, text=True)
     if mounted.returncode != 0:
-        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr.strip()}")
+        pytest.skip(f"this machine mounts no {request.param}: {mounted.stderr.strip()}")
     yield place
     subprocess.run(["umount", place], check=True)
 

@@ -67,6 +67,8 @@ class Faults:
     headers: dict[str, str] = field(default_factory=dict)
     # After how many bytes nothing comes any more while the connection stays open.
     silent_after_bytes: dict[str, int] = field(default_factory=dict)
+    # Seconds of silence before each part of so many bytes, while the whole comes in the end.
+    slow: dict[str, tuple[int, float]] = field(default_factory=dict)
     # Sent in chunks without Content-Length.
     chunked: set[str] = field(default_factory=set)
     # Sent as they are instead of an HTTP answer.
@@ -167,8 +169,11 @@ def _handler(server: WeightsServer) -> type[BaseHTTPRequestHandler]:
             end = cuts.pop(0) if cuts else faults.silent_after_bytes.get(path, len(body))
             if chunked:
                 self.wfile.write(f"{len(body):x}\r\n".encode())
-            self.wfile.write(body[:end])
-            self.wfile.flush()
+            step, pause = faults.slow.get(path, (max(end, 1), 0.0))
+            for start in range(0, end, step):
+                server.release.wait(pause)
+                self.wfile.write(body[start : min(start + step, end)])
+                self.wfile.flush()
             if path in faults.silent_after_bytes:
                 server.release.wait(20)
             elif chunked and end == len(body):
