@@ -66,6 +66,10 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 unit: $(VENV)/.dev ## Unit tests
 	python -m pytest
 
+.PHONY: controller
+controller: $(VENV)/.dev ## AWX without AWX: its objects, surveys, jobs, image context and rulebook
+	python -m pytest tests/awx
+
 # Asked first, before minutes of downloads.
 .PHONY: root
 root:
@@ -119,12 +123,16 @@ test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA
 test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy with stand-ins for the engines
 	molecule test --scenario-name gateway
 
+.PHONY: test-awx
+test-awx: root $(VENV)/.dev built-lab ## Scenario awx: AWX's templates on a lab host, on ansible-runner as AWX runs them
+	molecule test --scenario-name awx
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
 
 .PHONY: test
-test: lint unit differential scenarios ## All of it, less the scenarios that passed with the same inputs
+test: lint unit controller differential scenarios ## All of it, less the scenarios that passed with the same inputs
 
 .PHONY: test-all
 test-all: SCENARIO_OPTIONS = --all
