@@ -8,7 +8,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, driver, gateway, planner, surveys
+from metalserve import catalogue, deployments, driver, gateway, planner, same_source, surveys
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 from metalserve.verdict import host as verdict_host
@@ -128,6 +128,11 @@ def awx_survey(questions: list[dict[str, Any]], name: str, roles: str) -> dict[s
     return surveys.awx_survey(questions, name, surveys.read_options(Path(roles)))
 
 
+def package_difference(tree: str) -> str:
+    """The first file in which the package that runs and the sources of a checkout differ."""
+    return same_source.package_difference(Path(tree))
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -146,5 +151,6 @@ class FilterModule:
             gateway_clients,
             gateway_maps,
             awx_survey,
+            package_difference,
         )
         return {function.__name__: _filter(function) for function in faces}

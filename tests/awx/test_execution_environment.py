@@ -12,6 +12,8 @@ import pytest
 import yaml
 from ansible_builder.cli import run as builder
 
+from metalserve.same_source import package_difference
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -77,6 +79,7 @@ def test_the_package_of_the_context_can_be_installed_and_has_its_data(context, t
     source = shutil.copytree(context / "_build/metalserve", tmp_path / "source")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", str(tmp_path / "installed"), str(source)], check=True, timeout=300)
+    assert package_difference(ROOT, tmp_path / "installed/metalserve") == "", "the image would be refused"
     code = (
         "import metalserve, metalserve.catalogue as c, metalserve.surveys, metalserve.remote.rollout, sys;"
         "assert metalserve.__file__.startswith(sys.path[0]), metalserve.__file__;"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_a_refused_preflight_can_be_read_from_its_events(project, inventory, tmp
     assert "Change: set `model` to a bfloat16 checkpoint." in text
     failed = next(number for number, event in enumerate(job.events) if event["event"] == "runner_on_failed")
     assert row <= remedy < failed
+
+
+def test_an_image_of_another_commit_is_refused(project, inventory, tmp_path):
+    """The package of the job is the one of this checkout; the project has one line more."""
+    newer = shutil.copytree(project, tmp_path / "newer", symlinks=True)
+    with (newer / "src/metalserve/errors.py").open("a") as file:
+        file.write("# later\n")
+    job = start(tmp_path / "job", newer, "preflight", inventory)
+    assert job.status == "failed"
+    ((task, message),) = job.failures()
+    assert task == "Refuse a package that is not the one of these playbooks"
+    assert "first in errors.py. Needed: the same. Change: build the execution environment again" in message
 
 
 def test_a_refused_proof_can_be_read_from_its_events(project, inventory, tmp_path):

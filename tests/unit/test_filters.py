@@ -101,6 +101,7 @@ ANSWERS = {
     "[{'name': 'chat', 'key_sha256': '0' * 64}] | gateway_clients(pools)": CLIENTS,
     "pools | gateway_maps(clients)": gateway.gateway_maps(POOLS, CLIENTS),
     f"[{{'question': 'Host?', 'variable': 'gateway_drain_host'}}] | awx_survey('drain', '{ROOT}/roles')": DRAIN_SURVEY,
+    f"'{ROOT}' | package_difference": "",
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
