@@ -66,6 +66,10 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 unit: $(VENV)/.dev ## Unit tests
 	python -m pytest
 
+.PHONY: controller
+controller: $(VENV)/.dev ## AWX without AWX: its objects, surveys, jobs, image context and rulebook
+	python -m pytest tests/awx
+
 # Asked first, before minutes of downloads.
 .PHONY: root
 root:
@@ -123,12 +127,16 @@ test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy wi
 test-airgap: root $(VENV)/.dev built-lab ## Scenario airgap: a host with no way out, site.yml from a bundle to a proven endpoint
 	molecule test --scenario-name airgap
 
+.PHONY: test-awx
+test-awx: root $(VENV)/.dev built-lab ## Scenario awx: AWX's templates on a lab host, on ansible-runner as AWX runs them
+	molecule test --scenario-name awx
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
 
 .PHONY: test
-test: lint unit differential scenarios ## All of it, less the scenarios that passed with the same inputs
+test: lint unit controller differential scenarios ## All of it, less the scenarios that passed with the same inputs
 
 .PHONY: test-all
 test-all: SCENARIO_OPTIONS = --all

@@ -8,7 +8,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, driver, gateway, planner, surveys
+from metalserve import catalogue, deployments, driver, gateway, planner, same_source, surveys
 from metalserve.errors import MetalserveError
 from metalserve.monitoring import rules, settings, targets
 from metalserve.plain import plain
@@ -167,6 +167,11 @@ def metrics_settings(releases: list[dict[str, Any]], **options: Any) -> dict[str
     return settings.metrics_settings(releases, **options)
 
 
+def package_difference(tree: str) -> str:
+    """The first file in which the package that runs and the sources of a checkout differ."""
+    return same_source.package_difference(Path(tree))
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -188,5 +193,6 @@ class FilterModule:
             scrape_targets,
             monitoring_rules,
             metrics_settings,
+            package_difference,
         )
         return {function.__name__: _filter(function) for function in faces}

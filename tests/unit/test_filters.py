@@ -110,6 +110,7 @@ ANSWERS = {
     ),
     "releases | metrics_settings(gpu_count=8)": settings.metrics_settings(RELEASES, gpu_count=8),
     "{'down_for': '9m'} | monitoring_rules": rules.rule_files({"down_for": "9m"}),
+    f"'{ROOT}' | package_difference": "",
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
