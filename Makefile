@@ -59,7 +59,7 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/sglang/lock lab/vm/build lab/vm/vm lab/vm/serve \
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/promtool lab/engine/lock lab/sglang/lock lab/vm/build lab/vm/vm lab/vm/serve \
 	  lab/nvidia/repository lab/nvidia/packages/driver/build .ci/run
 
 .PHONY: unit
@@ -119,12 +119,24 @@ test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA
 test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy with stand-ins for the engines
 	molecule test --scenario-name gateway
 
+.PHONY: test-monitoring
+test-monitoring: root $(VENV)/.dev built-lab ## Scenario monitoring: a real Prometheus on a real vLLM, HAProxy and node exporter
+	molecule test --scenario-name monitoring
+
+.PHONY: rules
+rules: $(VENV)/.dev ## Alerts in promtool's hands: each one firing and silent; names of metrics against recorded outputs
+	python -m pytest tests/monitoring/rules
+
+.PHONY: dashboards
+dashboards: $(VENV)/.dev ## Make the dashboards' JSON of their code again (for maintainers)
+	python -m metalserve.monitoring.dashboards roles/monitoring/files/dashboards
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
 
 .PHONY: test
-test: lint unit differential scenarios ## All of it, less the scenarios that passed with the same inputs
+test: lint unit rules differential scenarios ## All of it, less the scenarios that passed with the same inputs
 
 .PHONY: test-all
 test-all: SCENARIO_OPTIONS = --all
