@@ -357,7 +357,8 @@ def _json(name: str, title: str, rows: dict[str, tuple[Panel, ...]], choice: tup
         board = board.with_row(dashboard.Row(heading))
         for panel in panels:
             board = board.with_panel(_KINDS[panel.kind](panel))
-    return JSONEncoder(sort_keys=True, indent=1).encode(board.build()) + "\n"
+    text: str = JSONEncoder(sort_keys=True, indent=1).encode(board.build())
+    return text + "\n"
 
 
 def _finish(builder: Any, panel: Panel, span: int) -> Any:

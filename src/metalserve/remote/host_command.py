@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from .benchmark import WORKLOADS, BenchmarkError, benchmark
+from .benchmark import Settings as BenchmarkSettings
 from .diagnose import diagnose
 from .engine_start import prepare_start
 from .host_facts import collect
@@ -30,7 +32,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (HostBusyError, HostError, UnknownReleaseError, OSError) as error:
+    except (BenchmarkError, HostBusyError, HostError, UnknownReleaseError, OSError) as error:
         print(f"metalserve-host: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
@@ -79,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     watched.add_argument("--pause", type=float, default=15.0, help="seconds between two looks")
     watched.add_argument("--follow", type=Path, action="append", default=[], help="end when this file changes")
     watched.set_defaults(run=_watch)
+
+    measured = commands.add_parser("bench", help="measure a deployment with vllm bench serve out of its own image")
+    measured.add_argument("deployment")
+    measured.add_argument("--workload", action="append", choices=list(WORKLOADS), help="only this; may be given again")
+    measured.add_argument("--runs", type=int, default=3, help="runs of each, after one for warming up")
+    measured.add_argument("--prompts", type=int, help="requests of a run, instead of the workload's own")
+    measured.add_argument("--concurrency", type=int, help="requests at a time, instead of the workload's own")
+    measured.add_argument("--force", action="store_true", help="also while others use the deployment")
+    measured.set_defaults(run=_bench)
 
     told = commands.add_parser("metrics", help="write what is known here for Prometheus (called by systemd)")
     told.add_argument(
@@ -149,6 +160,18 @@ def _watch(options: argparse.Namespace) -> int:
 
 def _metrics(options: argparse.Namespace) -> int:
     write_metrics(options.root, options.output, options.settings, collect)
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    settings = BenchmarkSettings(
+        options.workload or tuple(WORKLOADS), options.runs, options.prompts, options.concurrency, options.force
+    )
+    path, _result = benchmark(options.root, options.deployment, settings, say=say)
+    _print([str(path)])
     return 0
 
 

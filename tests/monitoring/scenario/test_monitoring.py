@@ -104,8 +104,9 @@ def test_a_second_run_changes_nothing(run_playbook):
 def test_metrics_are_not_told_to_clients(host):
     address = host.check_output("hostname --all-ip-addresses").split()[0]
     ask = (
-        "import ssl, sys, urllib.request as u\ntry: u.urlopen(sys.argv[1], "
-        "context=ssl.create_default_context(cafile='/root/gateway.crt'))\nexcept u.HTTPError as error: print(error.code)"
+        "import ssl, sys, urllib.request as u\n"
+        "trust = ssl.create_default_context(cafile='/root/gateway.crt')\n"
+        "try: u.urlopen(sys.argv[1], context=trust)\nexcept u.HTTPError as error: print(error.code)"
     )
     assert host.check_output("python3 -c %s %s", ask, f"https://{address}:8443/metrics") == "404"
     for port in (9090, 9093):
@@ -132,6 +133,36 @@ def test_another_release_in_the_inventory_is_noticed(prometheus, run_playbook, i
     rc, text = run_playbook("playbooks/monitoring.yml")
     assert rc == 0, text
     prometheus.wait_until_silent("ReleaseDiffers")
+
+
+def test_a_deployment_is_measured_and_the_result_lies_with_its_release(run_playbook, serving, tmp_path):
+    small = {"benchmark_runs": 2, "benchmark_prompts": 4, "benchmark_concurrency": 2}
+    rc, text = run_playbook(
+        "playbooks/ops/benchmark.yml",
+        {**small, "serving_deployment": "tiny", "serving_benchmark_results": str(tmp_path)},
+    )
+    assert rc == 0, text
+    (fetched,) = tmp_path.iterdir()
+    result = json.loads(fetched.read_text(encoding="utf-8"))
+    assert set(result["workloads"]) == {"chat_short", "long_document", "tool_calls"}
+    for workload in result["workloads"].values():
+        assert [run["completed"] for run in workload["runs"]] == [4, 4]
+        median = workload["summary"]["median_ttft_ms"]
+        assert 0 < median["least"] <= median["median"] <= median["greatest"]
+    release = serving.check_output("readlink /etc/metalserve/tiny/current").rpartition("/")[2]
+    assert result["release"] == release
+    assert serving.check_output("ls /etc/metalserve/tiny/releases/%s/benchmarks", release).endswith(".json")
+
+
+def test_nobody_is_disturbed_by_a_benchmark(run_playbook, ask, prometheus):
+    ask(1500, behind="long-request")
+    try:
+        rc, text = run_playbook("playbooks/ops/benchmark.yml", {"serving_deployment": "tiny"})
+        assert rc != 0
+        assert "tiny works on 1 request(s) of others" in text
+        assert "Change: drain the host first" in text
+    finally:
+        prometheus.host.run("systemctl stop long-request.service")
 
 
 def test_a_frozen_engine_is_noticed_though_it_answers(prometheus, ask, serving):
