@@ -19,6 +19,7 @@ MODULES = {
     "releases": "releases_command",
     "diff": "releases_command",
     "key": "key_command",
+    "bench": "bench_command",
 }
 
 

@@ -1,4 +1,4 @@
-"""Measures a deployment with `vllm bench serve` out of the image that it runs, so that nothing is installed on the host.
+"""Measures a deployment with `vllm bench serve` out of the image that it runs: nothing is installed on the host.
 
 A result is kept with the release that it speaks of: releases/<id>/benchmarks/<time>.json.
 """
@@ -142,8 +142,8 @@ def benchmark(
     requests = _requests(endpoint, metrics_of)
     if requests and not settings.force:
         raise BenchmarkError(
-            f"{deployment} works on {requests:.0f} request(s) of others, which a benchmark would slow down. Needed: none. "
-            "Change: drain the host first (playbooks/ops/drain.yml), or --force."
+            f"{deployment} works on {requests:.0f} request(s) of others, which a benchmark would slow down. "
+            "Needed: none. Change: drain the host first (playbooks/ops/drain.yml), or --force."
         )
     when = (now or datetime.datetime.now(datetime.timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017
     result: dict[str, Any] = {
