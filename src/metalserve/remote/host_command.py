@@ -6,6 +6,7 @@ import argparse
 import getpass
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from .release_list import UnknownReleaseError, diff_directories, find_release, l
 from .releases import deployment_names
 from .rollout import Outcome, Rollout
 from .rollout_host import HostError, LocalHost
-from .watchdog import Settings, Watchdog
+from .watchdog import PROGRESS, Settings, Watchdog
 
 DEFAULT_ROOT = Path("/etc/metalserve")
 
@@ -81,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     watched.add_argument("--pause", type=float, default=15.0, help="seconds between two looks")
     watched.add_argument("--follow", type=Path, action="append", default=[], help="end when this file changes")
     watched.set_defaults(run=_watch)
+
+    read = commands.add_parser("logs", help="what the engine of a deployment, and the watchdog about it, have said")
+    read.add_argument("deployment")
+    read.add_argument("--lines", type=int, default=200, help="how many of the last ones")
+    read.add_argument("--follow", action="store_true", help="go on as more come")
+    read.add_argument("--errors", action="store_true", help="only what looks like an error")
+    read.set_defaults(run=_logs)
 
     measured = commands.add_parser("bench", help="measure a deployment with vllm bench serve out of its own image")
     measured.add_argument("deployment")
@@ -161,6 +169,21 @@ def _watch(options: argparse.Namespace) -> int:
 def _metrics(options: argparse.Namespace) -> int:
     write_metrics(options.root, options.output, options.settings, collect)
     return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    name = options.deployment
+    if name not in deployment_names(options.root):
+        known = ", ".join(deployment_names(options.root)) or "none"
+        raise UnknownReleaseError(f"no deployment is called '{name}' here. Needed: one of {known}. Change: the name.")
+    argv = ["journalctl", "--no-pager", "--output=short-iso", f"--lines={options.lines}"]
+    # Of every engine that has served it.
+    argv += [f"SYSLOG_IDENTIFIER={engine}-{name}" for engine in PROGRESS]
+    argv += ["SYSLOG_IDENTIFIER=metalserve-watchdog"]
+    argv += ["--follow"] if options.follow else []
+    argv += ["--grep=error|exception|traceback|fatal|killed|out of memory|xid|watchdog"] if options.errors else []
+    sys.stdout.flush()
+    return subprocess.run(argv, check=False).returncode
 
 
 def _bench(options: argparse.Namespace) -> int:
