@@ -59,7 +59,7 @@ lint: $(VENV)/.dev ## Ruff, mypy, yamllint, ansible-lint, shell syntax
 	mypy
 	yamllint --strict .
 	ansible-lint --offline --strict
-	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/engine/lock lab/sglang/lock lab/vm/build lab/vm/vm lab/vm/serve \
+	bash -n lab/install lab/dockerd lab/build lab/up lab/down lab/demo lab/clean lab/push lab/venv lab/promtool lab/engine/lock lab/sglang/lock lab/vm/build lab/vm/vm lab/vm/serve \
 	  lab/nvidia/repository lab/nvidia/packages/driver/build .ci/run
 
 .PHONY: unit
@@ -131,12 +131,24 @@ test-airgap: root $(VENV)/.dev built-lab ## Scenario airgap: a host with no way 
 test-awx: root $(VENV)/.dev built-lab ## Scenario awx: AWX's templates on a lab host, on ansible-runner as AWX runs them
 	molecule test --scenario-name awx
 
+.PHONY: test-monitoring
+test-monitoring: root $(VENV)/.dev built-lab ## Scenario monitoring: a real Prometheus on a real vLLM, HAProxy and node exporter
+	molecule test --scenario-name monitoring
+
+.PHONY: rules
+rules: $(VENV)/.dev ## Alerts in promtool's hands: each one firing and silent; names of metrics against recorded outputs
+	python -m pytest tests/monitoring/rules
+
+.PHONY: dashboards
+dashboards: $(VENV)/.dev ## Make the dashboards' JSON of their code again (for maintainers)
+	python -m metalserve.monitoring.dashboards roles/monitoring/files/dashboards
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)
 
 .PHONY: test
-test: lint unit controller differential scenarios ## All of it, less the scenarios that passed with the same inputs
+test: lint unit controller rules differential scenarios ## All of it, less the scenarios that passed with the same inputs
 
 .PHONY: test-all
 test-all: SCENARIO_OPTIONS = --all

@@ -20,6 +20,7 @@ MODULES = {
     "diff": "releases_command",
     "key": "key_command",
     "run": "run_command",
+    "bench": "bench_command",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from metalserve.engines.claims import claim_of_name, claim_of_value
 from metalserve.engines.flags import Flag, FlagTable, flags_for, known_versions
-from metalserve.engines.owners import owned_flags, secret_flags
+from metalserve.engines.owners import owned_flags, secret_flags, text_flags
 from metalserve.errors import Refusal
 
 # SGLang's config reader raises for these actions (srt/utils/server_args_config_parser.py, 0.5.23).
@@ -174,6 +174,13 @@ def check_arguments(engine: str, version: str, mapping: Mapping[str, Any]) -> di
                 found=f"a key or password in engine_args ('{name}')",
                 needed="no secret in a release, which everyone on the host can read; keys are a proxy's matter",
                 change=f"remove engine_args.{name}; the configuration of a release is written in the clear",
+            )
+        if name in text_flags():
+            raise Refusal(
+                found=f"engine_args sets '{name}', which writes the text of requests down",
+                needed="logs without the words of clients: the gateway's access log tells who asked which model, for "
+                "how many tokens, how long it took and how it ended",
+                change=f"remove engine_args.{name}",
             )
         if name in owned_flags():
             raise Refusal(

@@ -30,6 +30,12 @@ def secret_flags() -> frozenset[str]:
 
 
 @cache
+def text_flags() -> frozenset[str]:
+    """Flags that write the text of requests into a log or a file."""
+    return frozenset(_content()["texts"])
+
+
+@cache
 def owned_variables() -> Mapping[str, str]:
     """Environment variable -> the field to set instead."""
     variables: Mapping[str, str] = _content()["variables"]

@@ -6,11 +6,14 @@ import argparse
 import getpass
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from .benchmark import WORKLOADS, BenchmarkError, benchmark
+from .benchmark import Settings as BenchmarkSettings
 from .diagnose import diagnose
 from .engine_start import prepare_start
 from .host_facts import collect
@@ -20,7 +23,7 @@ from .release_list import UnknownReleaseError, diff_directories, find_release, l
 from .releases import deployment_names
 from .rollout import Outcome, Rollout
 from .rollout_host import HostError, LocalHost
-from .watchdog import Settings, Watchdog
+from .watchdog import PROGRESS, Settings, Watchdog
 
 DEFAULT_ROOT = Path("/etc/metalserve")
 
@@ -30,7 +33,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (HostBusyError, HostError, UnknownReleaseError, OSError) as error:
+    except (BenchmarkError, HostBusyError, HostError, UnknownReleaseError, OSError) as error:
         print(f"metalserve-host: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
@@ -83,6 +86,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     watched.add_argument("--follow", type=Path, action="append", default=[], help="end when this file changes")
     watched.set_defaults(run=_watch)
+
+    read = commands.add_parser("logs", help="what the engine of a deployment, and the watchdog about it, have said")
+    read.add_argument("deployment")
+    read.add_argument("--lines", type=int, default=200, help="how many of the last ones")
+    read.add_argument("--follow", action="store_true", help="go on as more come")
+    read.add_argument("--errors", action="store_true", help="only what looks like an error")
+    read.set_defaults(run=_logs)
+
+    measured = commands.add_parser("bench", help="measure a deployment with vllm bench serve out of its own image")
+    measured.add_argument("deployment")
+    measured.add_argument("--workload", action="append", choices=list(WORKLOADS), help="only this; may be given again")
+    measured.add_argument("--runs", type=int, default=3, help="runs of each, after one for warming up")
+    measured.add_argument("--prompts", type=int, help="requests of a run, instead of the workload's own")
+    measured.add_argument("--concurrency", type=int, help="requests at a time, instead of the workload's own")
+    measured.add_argument("--force", action="store_true", help="also while others use the deployment")
+    measured.set_defaults(run=_bench)
 
     told = commands.add_parser("metrics", help="write what is known here for Prometheus (called by systemd)")
     told.add_argument(
@@ -159,6 +178,33 @@ def _watch(options: argparse.Namespace) -> int:
 
 def _metrics(options: argparse.Namespace) -> int:
     write_metrics(options.root, options.output, options.settings, collect)
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    name = options.deployment
+    if name not in deployment_names(options.root):
+        known = ", ".join(deployment_names(options.root)) or "none"
+        raise UnknownReleaseError(f"no deployment is called '{name}' here. Needed: one of {known}. Change: the name.")
+    argv = ["journalctl", "--no-pager", "--output=short-iso", f"--lines={options.lines}"]
+    # Of every engine that has served it.
+    argv += [f"SYSLOG_IDENTIFIER={engine}-{name}" for engine in PROGRESS]
+    argv += ["SYSLOG_IDENTIFIER=metalserve-watchdog"]
+    argv += ["--follow"] if options.follow else []
+    argv += ["--grep=error|exception|traceback|fatal|killed|out of memory|xid|watchdog"] if options.errors else []
+    sys.stdout.flush()
+    return subprocess.run(argv, check=False).returncode
+
+
+def _bench(options: argparse.Namespace) -> int:
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    settings = BenchmarkSettings(
+        options.workload or tuple(WORKLOADS), options.runs, options.prompts, options.concurrency, options.force
+    )
+    path, _result = benchmark(options.root, options.deployment, settings, say=say)
+    _print([str(path)])
     return 0
 
 

@@ -128,3 +128,17 @@ def test_an_objective_takes_the_largest_bound_up_to_it():
     records = rule_files({"ttft_objective_seconds": 3})["metalserve-records.yml"]
     assert 'vllm:time_to_first_token_seconds_bucket{le="2.5"}' in records
     assert 'sglang:time_to_first_token_seconds_bucket{le="2.0"}' in records
+
+
+def test_each_alert_has_its_place_in_the_documentation_with_its_first_command():
+    text = (Path(__file__).parents[3] / "docs/monitoring.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL))
+    assert sorted(sections) == sorted(ENTRIES)
+    for alert, entry in ENTRIES.items():
+        # Up to the first name that is only known when it fires.
+        assert entry["first"].partition("{{")[0].rstrip() in sections[alert], alert
+
+
+def test_the_documentation_has_the_settings_and_their_values():
+    text = (Path(__file__).parents[3] / "docs/monitoring.md").read_text(encoding="utf-8")
+    assert [name for name in SETTINGS if f"`{name}`" not in text] == []

@@ -8,7 +8,7 @@ from engine_examples import parser_from
 from metalserve.engines.arguments import check_arguments
 from metalserve.engines.claims import claims
 from metalserve.engines.flags import flags_for, known_versions
-from metalserve.engines.owners import owned_flags, secret_flags
+from metalserve.engines.owners import owned_flags, secret_flags, text_flags
 from metalserve.engines.rendering import cli_arguments
 from metalserve.errors import Refusal
 
@@ -207,6 +207,13 @@ def test_a_flag_with_an_owner_is_refused_with_its_field(engine, flag):
     assert refusal.value.change.startswith(owned_flags()[flag])
 
 
+@pytest.mark.parametrize("flag", sorted(text_flags()))
+def test_the_text_of_requests_is_never_logged(flag):
+    engine = "vllm" if flag.startswith("enable-") else "sglang"
+    with pytest.raises(Refusal, match=rf"'{flag}', which writes the text of requests down.*remove engine_args\.{flag}"):
+        check_arguments(engine, NEWEST[engine], {flag: True})
+
+
 @pytest.mark.parametrize("flag", sorted(secret_flags()))
 def test_a_secret_is_refused_and_never_repeated(flag):
     with pytest.raises(Refusal, match=rf"'{flag}'\).*no secret in a release.*remove engine_args\.{flag}") as refusal:
@@ -242,7 +249,7 @@ def test_every_flag_that_passes_is_taken_by_the_parser_of_its_table(engine, vers
     parser = parser_from(table)
     passed, refused = 0, {}
     for flag in {id(item): item for item in table.flags.values()}.values():
-        if flag.names[0] in owned_flags() or set(flag.names) & (set(owned_flags()) | secret_flags()):
+        if flag.names[0] in owned_flags() or set(flag.names) & (set(owned_flags()) | secret_flags() | text_flags()):
             continue
         value = True if flag.action in ("switch", "boolean") else (flag.choices[0] if flag.choices else "1")
         if flag.takes_list and flag.action != "LoRAPathAction":

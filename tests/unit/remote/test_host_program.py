@@ -65,3 +65,24 @@ def test_it_runs_without_the_package(program, tmp_path):
     refused = run("rollback", "tiny")
     assert refused.returncode == 1
     assert "tiny has no release to go back to" in refused.stdout
+
+
+def test_the_logs_of_a_deployment_are_one_command(program, tmp_path):
+    """journalctl is played: it says how it was called."""
+    (tmp_path / "root/qwen/releases").mkdir(parents=True)
+    played = tmp_path / "bin/journalctl"
+    played.parent.mkdir()
+    played.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    played.chmod(0o755)
+
+    def logs(*words):
+        argv = [sys.executable, "-I", str(program), "--root", str(tmp_path / "root"), "logs", *words]
+        environment = {"PATH": f"{played.parent}:{os.environ['PATH']}"}
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+    said = logs("qwen", "--lines", "7", "--errors").stdout.splitlines()
+    assert {"SYSLOG_IDENTIFIER=vllm-qwen", "SYSLOG_IDENTIFIER=sglang-qwen", "--lines=7"} <= set(said)
+    assert any(line.startswith("--grep=error|") for line in said)
+    refused = logs("other")
+    assert refused.returncode == 2
+    assert "no deployment is called 'other' here. Needed: one of qwen" in refused.stderr

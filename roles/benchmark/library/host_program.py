@@ -1,0 +1,1 @@
+../../serving_unit/library/host_program.py
