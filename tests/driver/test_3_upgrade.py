@@ -1,4 +1,4 @@
-"""From the old driver to the new one by a reload of its modules: the host stays up."""
+"""From the old driver to the new one by a reload of its modules, in the whole stage `prepare`: the host stays up."""
 
 import pytest
 from conftest import NEW, OLD
@@ -23,11 +23,11 @@ def test_a_process_in_the_way_is_named_and_left_alone(host, driver, run_playbook
     assert driver.levels == (OLD, OLD, OLD, OLD)
 
 
-def test_the_upgrade_reloads_and_does_not_reboot(host, driver, run_playbook):
+def test_the_upgrade_reloads_and_does_not_reboot(host, driver, run_playbook_file):
     with host.sudo():
         host.run("systemctl stop lab-holder")
     boot = driver.boot
-    result = run_playbook({**WANTED, "nvidia_driver_reboot_allowed": None})
+    result = run_playbook_file("playbooks/prepare.yml", {**WANTED, "nvidia_driver_reboot_allowed": None})
     assert result.rc == 0, result.text
     assert driver.boot == boot
     assert driver.levels == (NEW, NEW, NEW, NEW)

@@ -1,6 +1,5 @@
-"""The whole stage `prepare` on the upgraded host: Docker, container toolkit, health, and a container with the GPUs."""
+"""What the stage `prepare` left on the upgraded host: Docker, toolkit, health, and a container with the GPUs."""
 
-import pytest
 from conftest import NEW
 
 # A program needs no more than this of a system to start CUDA.
@@ -22,12 +21,6 @@ error = cuda.cuInit(0)
 cuda.cuDeviceGetCount(ctypes.byref(count))
 print(error, count.value)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prepared(run_playbook_file):
-    result = run_playbook_file("playbooks/prepare.yml", {"nvidia_driver_version": NEW})
-    assert result.rc == 0, result.text
 
 
 def test_the_specification_names_the_loaded_driver(host):

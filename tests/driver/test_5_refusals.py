@@ -20,7 +20,7 @@ def _bare(machine, host):
 
 def test_a_repository_with_another_key(run_playbook):
     result = run_playbook(
-        {"nvidia_driver_repository_url": "http://10.0.2.2:10480/compute/cuda/repos/debian13-other-key/x86_64"}
+        {"nvidia_driver_repository_url": "{{ lab_repositories }}/compute/cuda/repos/debian13-other-key/x86_64"}
     )
     assert result.rc != 0, result.text
     assert not result.changed, result.text

@@ -187,13 +187,3 @@ def test_the_role_and_the_data_name_the_same_services_and_modules():
 def test_the_default_version_is_the_data_s():
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     assert defaults["nvidia_driver_version"] == driver_data()["default_version"]
-
-
-def test_the_drift_program_has_all_its_files():
-    """What is copied imports nothing that is not copied."""
-    constants = yaml.safe_load((ROLE / "vars/main.yml").read_text())
-    files = set(constants["__nvidia_driver_drift_files"])
-    for name in files:
-        for line in (ROOT / "src/metalserve/remote" / name).read_text().splitlines():
-            if line.startswith("from ."):
-                assert f"{line.split()[1].removeprefix('.')}.py" in files, f"{name}: {line}"

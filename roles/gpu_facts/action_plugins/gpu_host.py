@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import importlib.util
 import zlib
 from pathlib import Path
@@ -12,16 +11,16 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 
-@functools.cache
 def packed_pynvml() -> str | None:
-    """The text of the controller's pynvml.py, compressed (330 kB become 55), or None if there is none.
-
-    Not compressed any harder: every host's worker does it anew, and 4 kB are not worth 20 ms.
-    """
+    """The text of the controller's pynvml.py, compressed (330 kB become 55), or None if there is none."""
     spec = importlib.util.find_spec("pynvml")
     if spec is None or not spec.origin or not spec.origin.endswith("pynvml.py"):
         return None
-    return base64.b64encode(zlib.compress(Path(spec.origin).read_bytes(), 4)).decode("ascii")
+    return base64.b64encode(zlib.compress(Path(spec.origin).read_bytes())).decode("ascii")
+
+
+# Ansible loads a plugin before it makes a worker for a host: packed once for all of them.
+_PACKED = packed_pynvml()
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no types
@@ -35,7 +34,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
         result: dict[str, Any] = super().run(tmp, task_vars)
         arguments = dict(self._task.args)
         if arguments.get("pynvml") is None:
-            arguments["pynvml"] = packed_pynvml()
+            arguments["pynvml"] = _PACKED
         result.update(
             self._execute_module(
                 module_name="gpu_host",

@@ -25,6 +25,9 @@ options:
   models_dir:
     description: Absolute path where models live. What is there of them is told.
     type: str
+  releases_dir:
+    description: Absolute path where deployments keep their releases. Which deployments have some is told.
+    type: str
   probe_timeout_seconds:
     description: Seconds each question may take. All are asked at the same time.
     type: float
@@ -133,6 +136,7 @@ ansible_facts:
         models:
           description: "Revisions under O(models_dir): key, revision, published, size_bytes."
           type: list
+        deployments: {description: "Names under O(releases_dir) that have releases.", type: list}
         docker:
           description: "version and api of the daemon, cdi, running, images (repository@digest)."
           type: dict
@@ -157,6 +161,7 @@ def main() -> None:
         argument_spec={
             "disk_paths": {"type": "list", "elements": "str", "default": ["/"]},
             "models_dir": {"type": "str"},
+            "releases_dir": {"type": "str"},
             "probe_timeout_seconds": {"type": "float", "default": 10},
             "nvml_timeout_seconds": {"type": "float", "default": 30},
             "root": {"type": "path", "default": "/"},
@@ -166,9 +171,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    models_dir = module.params["models_dir"]
-    for name, paths in (("disk_paths", module.params["disk_paths"]), ("models_dir", [models_dir or "/"])):
-        relative = [path for path in paths if not path.startswith("/")]
+    models_dir, releases_dir = module.params["models_dir"], module.params["releases_dir"]
+    given = {"disk_paths": module.params["disk_paths"], "models_dir": [models_dir], "releases_dir": [releases_dir]}
+    for name, paths in given.items():
+        relative = [path for path in paths if path is not None and not path.startswith("/")]
         if relative:
             module.fail_json(
                 msg=f"{name} contains {', '.join(map(repr, relative))}. Needed: absolute paths. "
@@ -180,6 +186,7 @@ def main() -> None:
         module.params["root"],
         module.params["disk_paths"],
         models_dir=models_dir,
+        releases_dir=releases_dir,
         device_root=module.params["device_root"],
         nvml=partial(load_pynvml, packed) if packed else None,
         limit_seconds=module.params["probe_timeout_seconds"],

@@ -34,6 +34,14 @@ _INPUTS: dict[str, Any] = {
 }
 
 
+_ARGUMENTS: dict[str, Any] = {
+    "hosts": {"type": "list", "elements": "str", "required": True},
+    "variables": {"type": "dict", "required": True},
+    "json": {"type": "path"},
+    "junit": {"type": "path"},
+}
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no types
     """Runs once, for the whole play; touches no host, for the facts are there already."""
 
@@ -43,7 +51,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Judge, show, write, refuse."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        given = plain(self._task.args)
+        _validated, arguments = self.validate_argument_spec(_ARGUMENTS)
+        given = plain(arguments)
         hostvars = (task_vars or {})["hostvars"]
         today = dt.datetime.now(tz=dt.UTC).date()
         judged = {host: _judge(hostvars[host], given["variables"], today) for host in given["hosts"]}
@@ -75,7 +84,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
             host: [{name: release[name] for name in ("deployment", "release_id")} for release in verdict.releases]
             for host, verdict in judged.items()
         }
-        return {**result, "changed": False, "msg": fleet_summary(verdicts), "releases": releases}
+        known = [host for host in judged if _has_releases(hostvars[host])]
+        return {**result, "changed": False, "msg": fleet_summary(verdicts), "known": known, "releases": releases}
+
+
+def _has_releases(variables: Mapping[str, Any]) -> bool:
+    facts = (variables.get("ansible_facts") or {}).get("gpu_host") or {}
+    return bool(facts.get("deployments"))
 
 
 def _judge(variables: Mapping[str, Any], names: Mapping[str, Any], today: dt.date) -> HostVerdict:

@@ -46,6 +46,11 @@ msg:
   description: How many hosts got which verdict, or who is refused.
   returned: always
   type: str
+known:
+  description: The hosts that have releases already.
+  returned: success
+  type: list
+  elements: str
 releases:
   description: By host, C(deployment) and C(release_id) of what would be served.
   returned: success

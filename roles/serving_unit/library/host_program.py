@@ -30,13 +30,7 @@ sha256:
   type: str
 """
 
-import contextlib
 import hashlib
-import io
-import os
-import pkgutil
-import tempfile
-import zipfile
 from pathlib import Path
 
 from ansible.module_utils import metalserve_remote
@@ -44,25 +38,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # Imported for what it brings: Ansible carries what a module imports, and this imports all that the program needs.
 from ansible.module_utils.metalserve_remote import host_command  # noqa: F401
-
-MAIN = "import sys\n\nfrom metalserve_remote.host_command import main\n\nsys.exit(main())\n"
-# One date for all members: the same code gives the same bytes.
-WHEN = (2020, 1, 1, 0, 0, 0)
-
-
-def program() -> bytes:
-    """The zipped program with its first line."""
-    sources = {"__main__.py": MAIN, "metalserve_remote/__init__.py": ""}
-    for found in pkgutil.iter_modules(metalserve_remote.__path__):
-        source = found.module_finder.find_spec(found.name).loader.get_source(found.name)
-        sources[f"metalserve_remote/{found.name}.py"] = source
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(sources):
-            member = zipfile.ZipInfo(name, WHEN)
-            member.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(member, sources[name])
-    return b"#!/usr/bin/env python3\n" + packed.getvalue()
+from ansible.module_utils.metalserve_remote.program_file import install_program, packed_program
 
 
 def main() -> None:
@@ -71,28 +47,12 @@ def main() -> None:
         supports_check_mode=True,
     )
     path = Path(module.params["path"])
-    text = program()
-    digest = hashlib.sha256(text).hexdigest()
+    content = packed_program(metalserve_remote, "host_command")
     try:
-        before = path.read_bytes()
-    except OSError:
-        before = b""
-    right = before == text and path.stat().st_mode & 0o777 == 0o755
-    if not right and not module.check_mode:
-        try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(text)
-                    os.fchmod(stream.fileno(), 0o755)
-                    os.fsync(stream.fileno())
-                Path(temporary).replace(path)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    Path(temporary).unlink()
-        except OSError as error:
-            module.fail_json(msg=f"{path} cannot be written: {error.strerror}. Needed: its folder, writable.")
-    module.exit_json(changed=not right, sha256=digest)
+        changed = install_program(path, content, check_mode=module.check_mode)
+    except OSError as error:
+        module.fail_json(msg=f"{path} cannot be written: {error.strerror}. Needed: its folder, writable.")
+    module.exit_json(changed=changed, sha256=hashlib.sha256(content).hexdigest())
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def drift(expected: Mapping[str, Any], *, root: str = "/", run: Run = run_comman
     return found
 
 
-def main() -> None:
+def main() -> int:
     """Print the differences; the exit status is 1 where there are any."""
     expected = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     found = drift(expected)
@@ -55,8 +55,4 @@ def main() -> None:
         print(f"driver drift: {line}", file=sys.stderr)  # noqa: T201 - the journal reads it
     if found:
         print("Run playbooks/prepare.yml to bring it back.", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    return 1 if found else 0

@@ -33,10 +33,19 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     Raises:
         OSError: the folder is missing, full, or cannot be written.
     """
+    write_bytes(path, text.encode("utf-8"), mode)
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Put a content at `path`; as `write_text`.
+
+    Raises:
+        OSError: as for `write_text`.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())

@@ -63,6 +63,7 @@ def collect(
     disk_paths: Sequence[str] = ("/",),
     *,
     models_dir: str | None = None,
+    releases_dir: str | None = None,
     device_root: str | None = None,
     nvml: Callable[[], Any] | None = None,
     run: Run | None = None,
@@ -75,6 +76,7 @@ def collect(
         root: where the host's file system begins.
         disk_paths: absolute paths whose file system is described; they need not exist yet.
         models_dir: where models live; what is there of them is told.
+        releases_dir: where deployments keep their releases; which have some is told.
         device_root: where sysfs PCI, /sys/module and /proc/driver begin; default: the root. For a host whose
             GPUs are simulated.
         nvml: returns the module `pynvml`; without it, or without the NVML library, nvidia-smi is asked.
@@ -114,6 +116,8 @@ def collect(
     }
     if models_dir is not None:
         questions["models"] = partial(host_store.models, host, models_dir)
+    if releases_dir is not None:
+        questions["deployments"] = partial(host_store.deployments, host, releases_dir)
     probes = [Probe(name, ask, limit_seconds) for name, ask in questions.items()]
     probes.append(Probe("nvml", partial(_ask_driver, patient, nvml), nvml_limit_seconds))
     values, errors = run_probes(probes)
@@ -193,6 +197,7 @@ def _assemble(values: dict[str, Any], errors: list[dict[str, str]], disk_paths: 
         "iommu": pci["iommu"],
         **log,
         "models": values.get("models") or [],
+        "deployments": values.get("deployments") or [],
         "docker": values["docker"] or {"version": None, "api": None, "cdi": None, "running": False, "images": []},
         "container_toolkit": values["container_toolkit"] or {"version": None},
         "cdi": values["cdi"] or {"specs": []},

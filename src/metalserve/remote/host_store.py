@@ -1,4 +1,4 @@
-"""What a host already has of the models: so that nobody counts room for it again."""
+"""What a host already has: of the models, so that nobody counts room for them again, and of releases."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def models(host: Host, directory: str) -> list[dict[str, Any]]:
         if sign and os.path.isdir(host.files.path(place)):  # noqa: PTH112
             found.append(_entry(host, place, key, revision, published=False))
     return found
+
+
+def deployments(host: Host, directory: str) -> list[str]:
+    """The deployments that have releases on the host."""
+    return [name for name in host.files.names(directory) if host.files.names(f"{directory}/{name}/releases")]
 
 
 def _entry(host: Host, place: str, key: str, revision: str, *, published: bool) -> dict[str, Any]:

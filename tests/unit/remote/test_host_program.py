@@ -1,7 +1,8 @@
-"""The program that a host gets: the same bytes each time, and it runs by itself."""
+"""The programs that a host gets: the same bytes each time, and they run by themselves."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,22 +11,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-ROLE = ROOT / "roles" / "serving_unit"
+ROLES = {"host_program": "serving_unit", "drift_program": "nvidia_driver"}
 
 
-def install(path: Path, *options: str) -> str:
+def install(module: str, path: Path, *options: str) -> str:
+    role = ROOT / "roles" / ROLES[module]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     environment |= {
-        "ANSIBLE_MODULE_UTILS": str(ROLE / "module_utils"),
+        "ANSIBLE_MODULE_UTILS": str(role / "module_utils"),
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_LOCAL_TEMP": str(path.parent / "local"),
         "ANSIBLE_REMOTE_TEMP": str(path.parent / "remote"),
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
     }
-    argv = [str(Path(sys.executable).with_name("ansible")), "localhost", "-M", str(ROLE / "library")]
+    argv = [str(Path(sys.executable).with_name("ansible")), "localhost", "-M", str(role / "library")]
     done = subprocess.run(
-        [*argv, "-m", "host_program", "-a", f"path={path}", *options],
+        [*argv, "-m", module, "-a", f"path={path}", *options],
         cwd=path.parent,
         env=environment,
         capture_output=True,
@@ -37,32 +39,43 @@ def install(path: Path, *options: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bin") / "metalserve-host"
-    assert "CHANGED" in install(path, "--check")
+@pytest.fixture(scope="module", params=ROLES)
+def made(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bin") / request.param
+    assert "CHANGED" in install(request.param, path, "--check")
     assert not path.exists()
-    assert "CHANGED" in install(path)
-    return path
+    assert "CHANGED" in install(request.param, path)
+    return request.param, path
 
 
-def test_a_second_run_changes_nothing_and_damage_is_healed(program):
-    before = program.read_bytes()
-    assert "SUCCESS" in install(program)
-    program.write_bytes(before[:-1])
-    assert "CHANGED" in install(program)
-    assert program.read_bytes() == before
-    assert program.stat().st_mode & 0o777 == 0o755
+def test_a_second_run_changes_nothing_and_damage_is_healed(made):
+    module, path = made
+    before = path.read_bytes()
+    assert "SUCCESS" in install(module, path)
+    path.write_bytes(before[:-1])
+    assert "CHANGED" in install(module, path)
+    assert path.read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o755
 
 
-def test_it_runs_without_the_package(program, tmp_path):
+def test_it_runs_without_the_package(made, tmp_path):
+    module, path = made
+
     def run(*words):
-        argv = [sys.executable, "-I", str(program), "--root", str(tmp_path), *words]
+        argv = [sys.executable, "-I", str(path), *words]
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
-    assert run("releases").stdout == "no releases here\n"
-    assert run("diagnose").stdout == "no deployment has releases here\n"
-    refused = run("rollback", "tiny")
+    if module == "drift_program":
+        expected = {"version": "1.2", "fabric_manager": False, "manager": "apt", "packages": {}}
+        (tmp_path / "driver.json").write_text(json.dumps(expected))
+        answer = run(str(tmp_path / "driver.json"))
+        assert answer.returncode == 1
+        assert "driver drift: the loaded module is missing, not 1.2" in answer.stderr
+        return
+    root = ("--root", str(tmp_path))
+    assert run(*root, "releases").stdout == "no releases here\n"
+    assert run(*root, "diagnose").stdout == "no deployment has releases here\n"
+    refused = run(*root, "rollback", "tiny")
     assert refused.returncode == 1
     assert "tiny has no release to go back to" in refused.stdout
 

@@ -178,6 +178,19 @@ def test_headers_that_nobody_offers_are_refused_before_anything_changes(tmp_path
     assert f"REFUSED  {host}: driver: there are no headers of the running kernel {FLEET.KERNEL}" in run.stdout
 
 
+def test_only_hosts_with_releases_are_asked_about_them(tmp_path):
+    known, fresh = FLEET.build_fleet(tmp_path, [FLEET.read_shape("2x8xH800")])
+    root = tmp_path / known / "etc/metalserve"
+    (root / "qwen/releases/0123456789ab").mkdir(parents=True)
+    run = preflight(
+        tmp_path, hosts={known: {"serving_unit_root": str(root), "gpu_facts_releases_dir": "/etc/metalserve"}}
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    _before, told = run.stdout.split("Read what the host knows about its releases]")
+    assert f"ok: [{known}]" in told
+    assert f"ok: [{fresh}]" not in told
+
+
 def test_a_fact_cache_does_not_speak_for_a_host_that_is_silent(tmp_path, monkeypatch):
     (host,) = FLEET.build_fleet(tmp_path, [FLEET.read_shape("8xH800")])
     monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")

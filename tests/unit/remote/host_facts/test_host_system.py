@@ -107,6 +107,15 @@ def test_models_that_are_there(tmp_path):
     assert machine.facts()["models"] == [], "nobody asked"
 
 
+def test_deployments_that_have_releases(tmp_path):
+    machine = bare_machine(tmp_path)
+    machine.write("/etc/metalserve/driver.json", "{}")
+    machine.write("/etc/metalserve/qwen/releases/abc/release.json", "{}")
+    machine.write("/etc/metalserve/empty/host.env", "")
+    assert machine.facts(releases_dir="/etc/metalserve")["deployments"] == ["qwen"]
+    assert machine.facts()["deployments"] == [], "nobody asked"
+
+
 @pytest.mark.parametrize(("value", "state"), [(b"\x06\0\0\0\x01", True), (b"\x06\0\0\0\0", False)])
 def test_secure_boot_of_efi(tmp_path, value, state):
     machine = bare_machine(tmp_path)
