@@ -38,7 +38,7 @@ def test_the_host_reports_the_drift(host):
 def test_the_next_run_mends_it(run_playbook, driver, host):
     boot = driver.boot
     result = run_playbook()
-    assert result.rc == 0, result.text
+    assert result.rc == 0, result.end
     assert driver.levels == (OLD, OLD, OLD, OLD)
     assert driver.boot == boot
     assert driver.cuda_error() == 0

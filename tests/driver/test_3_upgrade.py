@@ -16,9 +16,9 @@ def test_a_process_in_the_way_is_named_and_left_alone(host, driver, run_playbook
         host.check_output("systemd-run --unit=lab-holder sh -c 'exec 3</dev/nvidia0; exec sleep infinity'")
         pid = host.check_output("systemctl show lab-holder --property=MainPID --value")
     result = run_playbook(WANTED)
-    assert result.rc != 0, result.text
+    assert result.rc != 0, result.end
     assert f"pid {pid}" in result.text
-    assert not result.changed, result.text
+    assert not result.changed, result.end
     assert host.service("lab-holder").is_running
     assert driver.levels == (OLD, OLD, OLD, OLD)
 
@@ -28,7 +28,7 @@ def test_the_upgrade_reloads_and_does_not_reboot(host, driver, run_playbook_file
         host.run("systemctl stop lab-holder")
     boot = driver.boot
     result = run_playbook_file("playbooks/prepare.yml", {**WANTED, "nvidia_driver_reboot_allowed": None})
-    assert result.rc == 0, result.text
+    assert result.rc == 0, result.end
     assert driver.boot == boot
     assert driver.levels == (NEW, NEW, NEW, NEW)
     assert len(driver.gpus()) == 8

@@ -44,5 +44,5 @@ def test_a_container_gets_the_gpus_it_asks_for(host):
 
 def test_a_second_run_changes_nothing(run_playbook_file):
     result = run_playbook_file("playbooks/prepare.yml", {"nvidia_driver_version": NEW})
-    assert result.rc == 0, result.text
-    assert not result.changed, result.text
+    assert result.rc == 0, result.end
+    assert not result.changed, result.end

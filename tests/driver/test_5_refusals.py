@@ -22,8 +22,8 @@ def test_a_repository_with_another_key(run_playbook):
     result = run_playbook(
         {"nvidia_driver_repository_url": "{{ lab_repositories }}/compute/cuda/repos/debian13-other-key/x86_64"}
     )
-    assert result.rc != 0, result.text
-    assert not result.changed, result.text
+    assert result.rc != 0, result.end
+    assert not result.changed, result.end
     assert "fingerprint" in result.text
 
 
@@ -33,6 +33,6 @@ def test_no_headers_of_the_running_kernel(host, run_playbook):
         # A mirror that has moved on to a newer kernel.
         host.check_output("sh -c 'echo > /etc/apt/sources.list; rm -rf /var/lib/apt/lists/*'")
     result = run_playbook()
-    assert result.rc != 0, result.text
-    assert not result.changed, result.text
+    assert result.rc != 0, result.end
+    assert not result.changed, result.end
     assert "there are no headers of the running kernel" in result.text

@@ -30,6 +30,7 @@ PLAY_KEYS = {
     # Of a play with a bundle: where its package tools find their sources.
     "environment",
     "roles",
+    "tasks",
 }
 # Names under which a role brings code of its own, which need no collection.
 OWN_CODE = ("library", "action_plugins")
@@ -275,7 +276,13 @@ def test_a_playbook_is_a_list_of_roles(playbook):
             continue
         assert set(play) <= PLAY_KEYS
         assert play["gather_facts"] is False
-        assert [role["role"] for role in play["roles"] if not (ROOT / "roles" / role["role"]).is_dir()] == []
+        # A step of a role can only be named by a task; such a task does nothing else.
+        steps = play.get("tasks", [])
+        assert [step for step in steps if set(step) != {"name", "ansible.builtin.import_role"}] == []
+        names = [role["role"] for role in play.get("roles", [])]
+        names += [step["ansible.builtin.import_role"]["name"] for step in steps]
+        assert names
+        assert [name for name in names if not (ROOT / "roles" / name).is_dir()] == []
 
 
 def test_the_preflight_calls_only_what_looks():

@@ -23,8 +23,14 @@ EXAMPLES = r"""
   drift_program:
 """
 
-RETURN = r""" # """
+RETURN = r"""
+sha256:
+  description: Digest of the program.
+  returned: success
+  type: str
+"""
 
+import hashlib
 from pathlib import Path
 
 from ansible.module_utils import metalserve_remote
@@ -46,7 +52,7 @@ def main() -> None:
         changed = install_program(path, content, check_mode=module.check_mode)
     except OSError as error:
         module.fail_json(msg=f"{path} cannot be written: {error.strerror}. Needed: its folder, writable.")
-    module.exit_json(changed=changed)
+    module.exit_json(changed=changed, sha256=hashlib.sha256(content).hexdigest())
 
 
 if __name__ == "__main__":
