@@ -13,7 +13,7 @@ from ansible.plugins.action import ActionBase
 
 from metalserve.bundle import MANIFEST, check_bundle, require
 from metalserve.bundle_server import start_server
-from metalserve.deployments import Inputs, lock_requests
+from metalserve.deployments import engine_for, normalize
 from metalserve.errors import MetalserveError, Refusal
 from metalserve.plain import plain
 
@@ -69,15 +69,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
 
     @staticmethod
     def _require(directory: Path, given: dict[str, Any]) -> None:
-        inputs = Inputs(given.get("models") or {}, given.get("engines") or {}, {}, {}, "")
         try:
-            requests = lock_requests(given.get("deployments") or [], inputs)
+            deployments = normalize(given.get("deployments") or [])
+            images = [engine_for(item, given.get("engines") or {}).image for item in deployments]
         except Refusal:
             # The verdict says it, in its table.
             return
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        keys = [model["key"] for model in requests["models"]]
-        require(manifest, requests["images"], keys, given.get("lock") or {}, directory)
+        models = [item["model"] for item in deployments]
+        require(manifest, images, models, given.get("lock") or {}, directory)
 
 
 def _started(pid: int) -> str:

@@ -46,10 +46,6 @@ options:
     type: list
     elements: dict
     default: []
-  models:
-    description: Further entries of the catalogue of models.
-    type: dict
-    default: {}
   engines:
     description: Versions and images of engines.
     type: dict

@@ -93,5 +93,12 @@ def test_a_bundle_without_what_is_locked_is_refused(plugin, bundle):
         plugin.ActionModule._require(bundle, given)
 
 
+def test_a_model_that_no_hub_has_is_looked_for_as_well(plugin, bundle):
+    lock = {"models": {"our-own": {"revision": "r1", "files": [{"path": "a", "size_bytes": 1, "sha256": "a" * 64}]}}}
+    given = {"deployments": [{**DEPLOYMENT, "model": "our-own"}], "lock": lock}
+    with pytest.raises(Refusal, match="without our-own at revision r1"):
+        plugin.ActionModule._require(bundle, given)
+
+
 def test_wrong_deployments_are_left_to_the_verdict(plugin, bundle):
     plugin.ActionModule._require(bundle, {"deployments": [{"name": "qwen"}]})

@@ -9,6 +9,7 @@ import pytest
 from metalserve.remote.engine_start import placement, prepare_start, read_gpus, wait_for_memory
 
 GIB = 1024**3
+DIGEST = "sha256:" + "d" * 64
 # nvidia-smi 580 with the options that are used.
 GPUS = "0, GPU-aaaa, 00000000:1A:00.0, {0}\n1, GPU-bbbb, 00000000:3D:00.0, {1}\n2, GPU-cccc, 00000000:9A:00.0, 81000\n"
 PROCESSES = "GPU-bbbb, 4711, /usr/bin/python3, 70000\nGPU-cccc, 9, other, 5\n"
@@ -145,6 +146,24 @@ def test_without_gpus_and_key_the_files_are_there_and_say_nothing(tmp_path, sysf
     assert prepare(tmp_path, release(), Machine(FREE), sysfs) == (True, ["no GPU memory to wait for"])
     assert (tmp_path / "run" / "placement.env").read_text() == "METALSERVE_PLACEMENT=\n"
     assert (tmp_path / "run" / "secret.env").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("here", "line"),
+    [
+        ("vllm/vllm-openai", ""),
+        ("127.0.0.1:8749/vllm/vllm-openai", f"METALSERVE_IMAGE=127.0.0.1:8749/vllm/vllm-openai@{DIGEST}\n"),
+        ("other/image", f"METALSERVE_IMAGE=other/image@{DIGEST}\n"),
+    ],
+)
+def test_an_image_that_has_another_name_here_is_named_for_the_unit(tmp_path, sysfs, here, line):
+    row = json.dumps({"Repository": here, "Tag": "<none>", "Digest": DIGEST, "CreatedAt": ""})
+
+    def machine(argv):
+        return row if argv[0] == "docker" else ""
+
+    prepare(tmp_path, {**release(), "image": f"vllm/vllm-openai@{DIGEST}"}, machine, sysfs)
+    assert (tmp_path / "run" / "placement.env").read_text() == f"METALSERVE_PLACEMENT=\n{line}"
 
 
 def test_a_key_file_without_a_key_stops_the_start(tmp_path, sysfs):

@@ -469,7 +469,8 @@ def test_a_disk_that_is_too_small_for_images_and_weights_together():
 
 def test_what_is_there_already_needs_no_room():
     models = [{"key": MODEL, "revision": "0123abcd", "published": False, "size_bytes": 30 * GIB}]
-    docker = {**a_host()["docker"], "images": [f"vllm/vllm-openai@{DIGEST}"]}
+    # Under another name, as a mirror gives it: the digest is the image.
+    docker = {**a_host()["docker"], "images": [f"mirror:5000/vllm/vllm-openai@{DIGEST}"]}
     assert judge(a_host(disks=disks(7 * GIB), models=models, docker=docker)).verdict == "ok"
     assert refusal(a_host(disks=disks(6 * GIB), models=models, docker=docker), "disk").needed.startswith("7.0 GiB")
     models[0].update(published=True, size_bytes=36 * GIB)
