@@ -27,6 +27,8 @@ class World:
             argv = [Path(sys.executable).with_name("ansible-inventory"), "-i", inventory, "--list"]
             listed = subprocess.run(argv, capture_output=True, text=True, check=True)
         self.inventory = json.loads(listed.stdout)
+        # What the whole gate asks is the matter of other scenarios.
+        self.inventory["_meta"]["hostvars"][HOST]["endpoint_gate_checks"] = ["models", "chat"]
         self.jobs = 0
 
     def run(self, key, *, variables=None, **options):
