@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from metalserve.run_board import DONE, FAILED, RUNNING, UNREACHABLE, Board, Notice
@@ -60,30 +61,30 @@ class JsonView(PlainView):
 class LiveView:
     """A table that stays at the bottom of a terminal, with a row a host; messages and failures pass above it."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
         from rich.live import Live
 
+        self._clock = clock
+        self._board, self._began = Board(), clock()
         self._console = Console(file=out)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
-        self._board, self._seconds = Board(), 0.0
+        # Drawn by the clock: while an engine starts there is no event for minutes.
+        self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4)
 
     def __enter__(self) -> LiveView:
         self._live.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._live.update(self._table(), refresh=True)
         self._live.stop()
 
     def show(self, board: Board, notices: Sequence[Notice], seconds: float) -> None:
         """Print what passes above the table, and draw the table again."""
-        self._board, self._seconds = board, seconds
+        self._board, self._began = board, self._clock() - seconds
         for notice in notices:
             if notice.kind not in _QUIET_ON_A_TERMINAL:
                 # Text of hosts: nothing in it is markup.
                 self._console.print(_line(notice), markup=False, highlight=False)
-        self._live.update(self._table())
 
     def _table(self) -> Table:
         from rich.table import Table
@@ -92,10 +93,11 @@ class LiveView:
         table = Table(box=None, pad_edge=False, expand=True)
         for heading, ratio in (("host", 2), ("state", 1), ("stage", 2), ("step", 4), ("for", 1), ("weights, gate", 4)):
             table.add_column(heading, ratio=ratio, no_wrap=True, overflow="ellipsis")
+        seconds = self._clock() - self._began
         hosts = sorted(self._board.hosts.items(), key=lambda item: _ORDER.get(item[1].state, 2))
         room = max(3, self._console.height - 6)
         for name, line in hosts[:room]:
-            waited = _clock(self._seconds - line.since) if line.state == RUNNING else ""
+            waited = _clock(seconds - line.since) if line.state == RUNNING else ""
             row = (name, line.state, line.stage, line.step, waited, line.gate or line.progress)
             table.add_row(*(Text(cell, style=_STYLES.get(line.state, "")) for cell in row))
         if len(hosts) > room:

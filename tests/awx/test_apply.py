@@ -59,16 +59,20 @@ def bare_controller():
 
 @pytest.fixture(scope="module")
 def applied(tmp_path_factory):
-    """The controller after two runs, and both runs with what each wrote."""
+    """The controller after two runs, and the runs with what each wrote; the third is a check after a change by hand."""
     folder = tmp_path_factory.mktemp("apply")
     controller = bare_controller()
     runs = []
     with serve(controller) as url:
-        for _ in range(2):
+        for options in ((), (), ("--check",)):
+            if options:
+                verify = controller.named("job_templates", "metalserve verify")
+                controller.change("job_templates", verify["id"], {"job_slice_count": 7})
             controller.requests.clear()
-            run = apply(url, folder)
+            run = apply(url, folder, None, *options)
             assert run.returncode == 0, run.stdout + run.stderr
             runs.append((run, [each for each in controller.requests if each[0] != "GET"]))
+        controller.change("job_templates", verify["id"], {"job_slice_count": 3})
     return controller, runs
 
 
@@ -81,7 +85,7 @@ def data(name):
 
 
 def test_the_first_run_makes_everything(applied):
-    controller, ((first, written), _second) = applied
+    controller, ((first, written), *_later) = applied
     assert "failed=0" in first.stdout
     assert written
     templates = data("job_templates")["controller_job_templates"]
@@ -97,11 +101,18 @@ def test_the_first_run_makes_everything(applied):
 
 
 def test_the_second_run_changes_nothing(applied):
-    _controller, (_first, (second, written)) = applied
+    _controller, (_first, (second, written), _check) = applied
     assert "changed=0" in second.stdout
     # A PATCH that changes nothing is the collection's way with null; there is none either.
     assert written == []
     assert "may inaccurately report" not in second.stdout + second.stderr
+
+
+def test_a_check_run_names_what_somebody_changed_and_mends_nothing(applied):
+    _controller, (_first, _second, (check, written)) = applied
+    assert written == []
+    changed = [line.split("item=")[1].rstrip(")") for line in check.stdout.splitlines() if line.startswith("changed: ")]
+    assert changed == ["verify"]
 
 
 def test_slicing_is_offered_where_it_is_safe_only(applied):

@@ -168,6 +168,25 @@ def test_a_host_that_fails_is_told_and_gives_another_status(project):
     assert "h1: FAILED: Fail where it is asked for: Found a fault. Needed: none. Change: fault." in out
 
 
+def test_a_question_of_ssh_does_not_wait_for_ever(project):
+    """A stand-in for ssh that asks on the terminal about an unknown host key, as ssh does."""
+    asking = project / "ssh"
+    asking.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = -V ] && exit 0\n'
+        "printf 'Are you sure you want to continue connecting (yes/no/[fingerprint])? ' >/dev/tty\n"
+        "read -r answer </dev/tty\n"
+        'echo "Host key verification failed ($answer)." >&2\n'
+        "exit 255\n"
+    )
+    asking.chmod(0o755)
+    process = command(project, "-l", "h1", "-e", "ansible_connection=ssh", "-e", f"ansible_ssh_executable={asking}")
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 1, out
+    assert "h1: UNREACHABLE: " in out
+    assert "Host key verification failed ()." in out, "ansible-core gives ssh no terminal to ask at"
+
+
 def test_ansible_that_cannot_begin_is_told_apart(project):
     (project / "playbooks/change.yml").write_text("- hosts: all\n  nonsense: true\n")
     process = command(project)
