@@ -89,6 +89,15 @@ def test_every_expression_is_understood_and_its_names_are_there(prometheus):
         assert missing == set(), where
 
 
+def test_the_engines_logs_are_one_command_and_hold_no_text_of_requests(ask, serving, host):
+    ask(4)
+    said = serving.check_output("metalserve-host logs tiny --lines 2000")
+    assert "POST /v1/chat/completions" in said
+    assert "LogRateLimitBurst=100000" in serving.check_output("systemctl show vllm@tiny --property=LogRateLimitBurst")
+    for place, unit in ((serving, "vllm@tiny"), (host, "haproxy")):
+        assert "17 + 25" not in place.check_output("journalctl --no-pager --output=cat --unit=%s", unit)
+
+
 def test_no_rule_has_failed_and_nothing_fires(prometheus):
     groups = prometheus.get("/api/v1/rules")["data"]["groups"]
     assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] == "err"] == []
