@@ -7,9 +7,11 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, driver, gateway, planner
+from metalserve import catalogue, controller, deployments, driver, gateway, planner
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
+from metalserve.rollout import aftermath
+from metalserve.rollout import plan as rollout
 from metalserve.verdict import host as verdict_host
 
 
@@ -122,6 +124,30 @@ def gateway_maps(pools: list[dict[str, Any]], clients: list[dict[str, Any]]) -> 
     return gateway.gateway_maps(pools, clients)
 
 
+def rollout_plan(
+    names: list[str],
+    looks: list[list[dict[str, Any]]],
+    gateways: dict[str, dict[str, Any]],
+    pools: list[dict[str, Any]],
+    **options: Any,
+) -> dict[str, Any]:
+    """The order and the batches of a rollout, and which run of Ansible it is."""
+    planned = rollout.rollout_plan(names, looks, gateways, pools, **options)
+    return {**planned, "run": {**controller.this_run(), "what": planned["what"]}}
+
+
+def rollout_aftermath(mine: dict[str, Any], **seen: Any) -> dict[str, Any]:
+    """What has to happen to a host at which a rollout stops."""
+    return aftermath.rollout_aftermath(mine, **seen)
+
+
+def proof_endpoints(
+    endpoints: list[dict[str, Any]], servers: list[str], known: dict[str, list[str]], socket: str
+) -> list[dict[str, Any]]:
+    """What the gate asks of each server through each gateway that knows it."""
+    return aftermath.proof_endpoints(endpoints, servers, known, socket)
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -139,5 +165,8 @@ class FilterModule:
             gateway_pools,
             gateway_clients,
             gateway_maps,
+            rollout_plan,
+            rollout_aftermath,
+            proof_endpoints,
         )
         return {function.__name__: _filter(function) for function in faces}

@@ -24,6 +24,8 @@ _CLIENT_FIELDS = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._:/@+-]+")
+# The client that a rollout is when it proves an engine through the gateway; it has no key.
+PROVER = "rollout"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -180,6 +182,12 @@ def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mappin
                 needed="a name of letters, digits, dots, dashes and underscores",
                 change="`name` in gateway_clients",
             )
+        if name == PROVER:
+            raise Refusal(
+                found=f"a client called {PROVER}, which is what the gateway calls a rollout's own questions",
+                needed="another name",
+                change="`name` in gateway_clients",
+            )
         key = str(client.get("key_sha256", ""))
         if not _SHA256.fullmatch(key):
             raise Refusal(
@@ -203,7 +211,6 @@ def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mappin
                 change=f"`models` of {name} in gateway_clients, or served_names of a deployment",
             )
         models = sorted(map(str, client["models"])) if client.get("models") else served
-        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "metalserve"} for model in models]
         filled.append(
             {
                 "name": name,
@@ -212,10 +219,15 @@ def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mappin
                 "concurrency": client.get("concurrency") or 0,
                 "priority": bool(client.get("priority")),
                 "models": models,
-                "model_list": json.dumps({"object": "list", "data": listed}, ensure_ascii=True),
+                "model_list": _model_list(models),
             }
         )
     return filled
+
+
+def _model_list(models: Sequence[str]) -> str:
+    listed = [{"id": model, "object": "model", "created": 0, "owned_by": "metalserve"} for model in models]
+    return json.dumps({"object": "list", "data": listed}, ensure_ascii=True)
 
 
 def gateway_maps(pools: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -228,17 +240,20 @@ def gateway_maps(pools: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[s
     Returns:
         Text by file name: keys.map (SHA-256 of a key to its client), model_lists.map (client to its answer of
         GET /v1/models), rates.map, concurrency.map, priorities.map (client to number), allowed.map (client|model),
-        pools.map (model to pool), long_bytes.map and long_pools.map (model to its limit and its pool beyond it).
+        pools.map (model to pool), long_bytes.map and long_pools.map (model to its limit and its pool beyond it). The
+        client of a rollout's own questions is among them, without a key.
     """
     short = [pool for pool in pools if pool["above_bytes"] is None]
     long = [pool for pool in pools if pool["above_bytes"] is not None]
+    served = sorted({model for pool in pools for model in pool["models"]})
+    prover = {"name": PROVER, "model_list": _model_list(served), "models": served}
     tables: dict[str, dict[str, Any]] = {
         "keys": {client["key_sha256"]: client["name"] for client in clients},
-        "model_lists": {client["name"]: client["model_list"] for client in clients},
+        "model_lists": {client["name"]: client["model_list"] for client in (*clients, prover)},
         "rates": {client["name"]: client["requests_per_minute"] for client in clients},
         "concurrency": {client["name"]: client["concurrency"] for client in clients},
         "priorities": {client["name"]: 1 for client in clients if client["priority"]},
-        "allowed": {f"{client['name']}|{model}": 1 for client in clients for model in client["models"]},
+        "allowed": {f"{client['name']}|{model}": 1 for client in (*clients, prover) for model in client["models"]},
         "pools": {model: pool["name"] for pool in short for model in pool["models"]},
         "long_bytes": {model: pool["above_bytes"] for pool in long for model in pool["models"]},
         "long_pools": {model: pool["name"] for pool in long for model in pool["models"]},
