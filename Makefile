@@ -119,6 +119,10 @@ test-packages: root $(VENV)/.dev ## The role's choice of packages against NVIDIA
 test-gateway: root $(VENV)/.dev built-lab ## Scenario gateway: a real HAProxy with stand-ins for the engines
 	molecule test --scenario-name gateway
 
+.PHONY: test-fleet
+test-fleet: root $(VENV)/.dev built-lab ## Scenario fleet: rollouts over three hosts with the real vLLM behind one gateway, under load
+	molecule test --scenario-name fleet
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)

@@ -104,14 +104,23 @@ def gateway_pools(
     long_prompts: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The fleet's engines as pools that serve one set of model names."""
-    reached = [
-        next((address for address in known if address), name) for name, *known in zip(names, *addresses, strict=True)
-    ]
     hosts = [
         {"name": name, "address": address, "deployments": items}
-        for name, address, items in zip(names, reached, deployments, strict=True)
+        for name, address, items in zip(names, _reached(names, addresses), deployments, strict=True)
     ]
     return gateway.gateway_pools(hosts, server_max_requests=server_max_requests, long_prompts=long_prompts or [])
+
+
+def _reached(names: list[str], addresses: tuple[list[str], ...]) -> list[str]:
+    """For each name the first of its addresses that is not empty, else the name."""
+    return [
+        next((address for address in known if address), name) for name, *known in zip(names, *addresses, strict=True)
+    ]
+
+
+def engine_clients(names: list[str], *addresses: list[str], others: list[str]) -> list[str]:
+    """The addresses that may reach engines, where there is a gateway."""
+    return gateway.engine_clients(_reached(names, addresses), others)
 
 
 def gateway_clients(clients: list[dict[str, Any]], pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -163,6 +172,7 @@ class FilterModule:
             driver_action,
             compatibility_verdict,
             gateway_pools,
+            engine_clients,
             gateway_clients,
             gateway_maps,
             rollout_plan,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -145,6 +147,48 @@ def _priority(deployment: Mapping[str, Any]) -> str | None:
     if deployment["engine"] == "vllm" or given.get("schedule_low_priority_values_first"):
         return "lower"
     return "higher"
+
+
+def engine_clients(
+    gateways: Sequence[str], others: Sequence[str], resolve: Callable[[str], Sequence[str]] | None = None
+) -> list[str]:
+    """The addresses that may reach engines, where there is a gateway.
+
+    Args:
+        gateways: addresses or names of the gateways as the engines see them.
+        others: further addresses and networks, such as that of a Prometheus.
+        resolve: addresses of a name; the system's own when None.
+
+    Returns:
+        Addresses and networks, sorted; empty without a gateway, which means that nobody is kept out.
+
+    Raises:
+        Refusal: a name that cannot be resolved, or something that is no address.
+    """
+    if not gateways:
+        return []
+    found = set()
+    for text in (*gateways, *others):
+        try:
+            found.add(str(ipaddress.ip_network(text, strict=False)) if "/" in text else str(ipaddress.ip_address(text)))
+            continue
+        except ValueError:
+            known = () if text in others else (resolve or _addresses)(text)
+        if not known:
+            raise Refusal(
+                found=f"{text!r} among those that may reach the engines",
+                needed="an address such as 10.0.0.5, a network such as 10.0.0.0/24, or a gateway's name that has one",
+                change="gateway_address or ansible_host of the gateway, or serving_clients",
+            )
+        found.update(known)
+    return sorted(found)
+
+
+def _addresses(name: str) -> list[str]:
+    try:
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
 
 
 def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import states, wait_for
+from gateway_client import states, wait_for
 
 QWEN = {"model": "qwen", "messages": [{"role": "user", "content": "a secret prompt"}]}
 SMALL = {"model": "small", "messages": []}

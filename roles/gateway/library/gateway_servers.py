@@ -57,7 +57,7 @@ options:
   limits:
     description: C(errors_percent), C(latency_factor) and C(min_requests), see RV(verdict).
     type: dict
-    default: {errors_percent: 1, latency_factor: null, min_requests: 20}
+    default: {errors_percent: 1, latency_factor: 0, min_requests: 20}
   socket:
     description: HAProxy's runtime socket.
     type: path
@@ -211,7 +211,7 @@ def main() -> None:
             "seconds": {"type": "float", "default": 0},
             "end_sessions": {"type": "bool", "default": False},
             "before": {"type": "dict"},
-            "limits": {"type": "dict", "default": {"errors_percent": 1, "latency_factor": None, "min_requests": 20}},
+            "limits": {"type": "dict", "default": {"errors_percent": 1, "latency_factor": 0, "min_requests": 20}},
             "socket": {"type": "path", "default": "/run/haproxy/admin.sock"},
             "directory": {"type": "path", "default": "/var/lib/metalserve/rollout"},
             "keep_states": {"type": "path", "default": "/etc/haproxy/metalserve/keep-states"},

@@ -196,7 +196,7 @@ def judge(
         before: all servers of their pools at the first moment.
         after: all servers at the second.
         limits: `errors_percent` of the requests that may fail; `latency_factor`, how many times the mean first-byte
-            time of the others in its pool its own may be (None: not judged); `min_requests` without which a time is
+            time of the others in its pool its own may be (0: not judged); `min_requests` without which a time is
             not compared.
 
     Returns:
@@ -216,7 +216,7 @@ def judge(
         reasons.append(f"more than {limits['errors_percent']} % of them failed")
     factor = limits.get("latency_factor")
     # Below 50 ms a factor tells nothing.
-    if factor is not None and mine is not None and others is not None and mine > factor * max(others, 50.0):
+    if factor and mine is not None and others is not None and mine > factor * max(others, 50.0):
         reasons.append(f"more than {factor} times the {others:.0f} ms of the other engines")
     time_text = f", first byte after {mine:.0f} ms" if mine is not None else ""
     text = f"{requests} requests, {errors} failed{time_text}"

@@ -37,10 +37,10 @@ def rollout_plan(
 
     Returns:
         order (hosts that need no change, then those that change), batch_sizes (over `order`), batches (names of those
-        that change), unchanged, changes (whether there is anything to do), gateways (those that run), keep (engines
-        must be up, by pool), what (one phrase), lines (for people), and hosts: for each host changing (servers that are
-        started), heal (servers that an earlier rollout left drained), touched (both), known (its servers by gateway),
-        releases (deployment, from, to), and parked (servers that a person has drained).
+        that change), unchanged, changes (whether there is anything to do), gateways (those that run), keep (engines up
+        at any time, by pool), what (one phrase), lines (for people), and hosts: for each host changing (servers that
+        are started), heal (servers that an earlier rollout left drained), touched (both), known (its servers by
+        gateway), releases (deployment, from, to), and parked (servers that a person has drained).
 
     Raises:
         Refusal: a batch or a number that cannot be read, or too few engines of a model to change any.

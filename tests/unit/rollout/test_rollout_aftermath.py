@@ -31,7 +31,9 @@ def test_what_went_back_by_itself_and_serves_goes_back():
 
 
 def test_what_serves_nothing_stays_out():
-    assert after(activated=fact(ok=False, serving=False))["stay"] == {"h1:tiny": "nothing that passes the gate runs there"}
+    assert after(activated=fact(ok=False, serving=False))["stay"] == {
+        "h1:tiny": "nothing that passes the gate runs there"
+    }
 
 
 def test_a_host_that_was_lost_on_the_way_stays_out():
@@ -67,7 +69,10 @@ def test_all_is_well_means_nothing_to_say():
 
 
 def test_each_server_is_asked_through_each_gateway_that_knows_it():
-    endpoints = [{"name": "tiny", "url": "http://127.0.0.1:8000", "model": "m"}, {"name": "other", "url": "x", "model": "n"}]
+    endpoints = [
+        {"name": "tiny", "url": "http://127.0.0.1:8000", "model": "m"},
+        {"name": "other", "url": "x", "model": "n"},
+    ]
     known = {"gw-1": ["h1:tiny"], "gw-2": [], "gw-3": ["h1:tiny", "h1:other"]}
     pairs = proof_endpoints(endpoints, ["h1:tiny"], known, "%2Fs")
     assert [(pair["gateway"], pair["url"]) for pair in pairs] == [

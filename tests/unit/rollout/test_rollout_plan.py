@@ -17,7 +17,14 @@ def pool(*names, model="m", name="m"):
 
 
 def row(name, *, up=True, drained_by=None, pool="m"):
-    return {"pool": pool, "name": name, "status": "UP" if up else "DOWN", "up": up, "running": 0, "drained_by": drained_by}
+    return {
+        "pool": pool,
+        "name": name,
+        "status": "UP" if up else "DOWN",
+        "up": up,
+        "running": 0,
+        "drained_by": drained_by,
+    }
 
 
 def fleet(count, *, down=(), drained=(), parked=(), unchanged=(), **options):
@@ -81,7 +88,9 @@ def test_a_host_that_a_person_drained_stays_theirs():
 
 
 def test_too_few_engines_are_refused_before_anything():
-    with pytest.raises(Refusal, match="m has 1 engines behind the gateway; without h1:tiny, which changes, 0 would be left"):
+    with pytest.raises(
+        Refusal, match="m has 1 engines behind the gateway; without h1:tiny, which changes, 0 would be left"
+    ):
         fleet(1)
     with pytest.raises(Refusal, match="Needed: 3 that serve at any time"):
         fleet(3, min_serving=3)
@@ -137,7 +146,8 @@ def test_a_batch_that_is_none_is_refused(batch):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "wanted", "number"), [(1, "50%", 1), (3, "50%", 1), (4, "50%", 2), (4, 3, 3), (4, "0", 0), (9, "100%", 9)]
+    ("replicas", "wanted", "number"),
+    [(1, "50%", 1), (3, "50%", 1), (4, "50%", 2), (4, 3, 3), (4, "0", 0), (9, "100%", 9)],
 )
 def test_how_many_must_serve(replicas, wanted, number):
     assert needed(replicas, wanted) == number
