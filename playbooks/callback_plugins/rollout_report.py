@@ -85,7 +85,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
             return
         self._display.display("\n" + "\n".join([head, "", *report_lines(rows)]))
         folder = str(self._plan.get("report_dir") or "")
-        if folder and not check:
+        # One that was refused at its beginning has nothing to report but what is printed.
+        if folder and not check and any(host["reached"] for host in self._hosts.values()):
             self._write(Path(folder), head, rows)
 
     def _outcomes(self, host: dict[str, Any], data: dict[str, Any]) -> None:
