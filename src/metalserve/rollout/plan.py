@@ -57,7 +57,9 @@ def rollout_plan(
     changing.sort(key=lambda name: not (servers and set(hosts[name]["changing"]) <= down))
     unchanged = [name for name in names if not hosts[name]["changing"]]
     keep = _keep(pools, servers, down, min_serving) if servers else {}
-    room = _room(pools, keep, down, {server for name in changing for server in hosts[name]["changing"]})
+    # What an earlier rollout left drained is proven and back before the first batch.
+    back = {server for name in unchanged for server in hosts[name]["heal"]}
+    room = _room(pools, keep, down - back, {server for name in changing for server in hosts[name]["changing"]})
     sizes = _sizes(batches or (DEFAULT_BATCHES if servers else DEFAULT_BATCHES_WITHOUT_GATEWAY), len(changing))
     cut = _batches(changing, sizes, hosts, room, down) if servers else _split(changing, sizes)
     healing = [name for name in unchanged if hosts[name]["heal"]]

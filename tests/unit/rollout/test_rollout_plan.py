@@ -81,6 +81,11 @@ def test_a_host_that_a_killed_rollout_left_drained_is_put_back():
     assert "An earlier rollout left h2 drained: it is proven and put back." in plan["lines"]
 
 
+def test_a_host_that_is_put_back_first_does_not_count_as_lost():
+    plan = fleet(3, drained=("h1",), unchanged=("h1",), min_serving=2)
+    assert (plan["order"], plan["batches"]) == (["h1", "h2", "h3"], [["h2"], ["h3"]])
+
+
 def test_a_host_that_a_person_drained_stays_theirs():
     plan = fleet(3, parked=("h2",), min_serving=1)
     assert plan["hosts"]["h2"]["heal"] == []
