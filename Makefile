@@ -143,6 +143,10 @@ rules: $(VENV)/.dev ## Alerts in promtool's hands: each one firing and silent; n
 dashboards: $(VENV)/.dev ## Make the dashboards' JSON of their code again (for maintainers)
 	python -m metalserve.monitoring.dashboards roles/monitoring/files/dashboards
 
+.PHONY: test-fleet
+test-fleet: root $(VENV)/.dev built-lab ## Scenario fleet: rollouts over three hosts with the real vLLM behind one gateway, under load
+	molecule test --scenario-name fleet
+
 .PHONY: scenarios
 scenarios: root $(VENV)/.dev ## The scenarios whose inputs changed since they last passed on this machine
 	python molecule/scenarios.py $(SCENARIO_OPTIONS)

@@ -8,10 +8,12 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from metalserve import catalogue, deployments, driver, gateway, planner, same_source, surveys
+from metalserve import catalogue, controller, deployments, driver, gateway, planner, same_source, surveys
 from metalserve.errors import MetalserveError
 from metalserve.monitoring import rules, settings, targets
 from metalserve.plain import plain
+from metalserve.rollout import aftermath
+from metalserve.rollout import plan as rollout
 from metalserve.verdict import host as verdict_host
 
 
@@ -119,6 +121,11 @@ def gateway_pools(
     return gateway.gateway_pools(hosts, server_max_requests=server_max_requests, long_prompts=long_prompts or [])
 
 
+def engine_clients(names: list[str], *addresses: list[str], others: list[str]) -> list[str]:
+    """The addresses that may reach engines, where there is a gateway."""
+    return gateway.engine_clients([machine["address"] for machine in _machines(names, addresses)], others)
+
+
 def gateway_clients(clients: list[dict[str, Any]], pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The gateway's clients, checked and filled in."""
     return gateway.gateway_clients(clients, pools)
@@ -172,6 +179,30 @@ def package_difference(tree: str) -> str:
     return same_source.package_difference(Path(tree))
 
 
+def rollout_plan(
+    names: list[str],
+    looks: list[list[dict[str, Any]]],
+    gateways: dict[str, dict[str, Any]],
+    pools: list[dict[str, Any]],
+    **options: Any,
+) -> dict[str, Any]:
+    """The order and the batches of a rollout, and which run of Ansible it is."""
+    planned = rollout.rollout_plan(names, looks, gateways, pools, **options)
+    return {**planned, "run": {**controller.this_run(), "what": planned["what"]}}
+
+
+def rollout_aftermath(mine: dict[str, Any], **seen: Any) -> dict[str, Any]:
+    """What has to happen to a host at which a rollout stops."""
+    return aftermath.rollout_aftermath(mine, **seen)
+
+
+def proof_endpoints(
+    endpoints: list[dict[str, Any]], servers: list[str], known: dict[str, list[str]], socket: str
+) -> list[dict[str, Any]]:
+    """What the gate asks of each server through each gateway that knows it."""
+    return aftermath.proof_endpoints(endpoints, servers, known, socket)
+
+
 class FilterModule:
     """Named after the functions above."""
 
@@ -187,6 +218,7 @@ class FilterModule:
             driver_action,
             compatibility_verdict,
             gateway_pools,
+            engine_clients,
             gateway_clients,
             gateway_maps,
             awx_survey,
@@ -194,5 +226,8 @@ class FilterModule:
             monitoring_rules,
             metrics_settings,
             package_difference,
+            rollout_plan,
+            rollout_aftermath,
+            proof_endpoints,
         )
         return {function.__name__: _filter(function) for function in faces}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -22,6 +24,8 @@ _CLIENT_FIELDS = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._:/@+-]+")
+# The client that a rollout is when it proves an engine through the gateway; it has no key.
+PROVER = "rollout"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -133,6 +137,48 @@ def _pool(
     }
 
 
+def engine_clients(
+    gateways: Sequence[str], others: Sequence[str], resolve: Callable[[str], Sequence[str]] | None = None
+) -> list[str]:
+    """The addresses that may reach engines, where there is a gateway.
+
+    Args:
+        gateways: addresses or names of the gateways as the engines see them.
+        others: further addresses and networks, such as that of a Prometheus.
+        resolve: addresses of a name; the system's own when None.
+
+    Returns:
+        Addresses and networks, sorted; empty without a gateway, which means that nobody is kept out.
+
+    Raises:
+        Refusal: a name that cannot be resolved, or something that is no address.
+    """
+    if not gateways:
+        return []
+    found = set()
+    for text in (*gateways, *others):
+        try:
+            found.add(str(ipaddress.ip_network(text, strict=False)) if "/" in text else str(ipaddress.ip_address(text)))
+            continue
+        except ValueError:
+            known = () if text in others else (resolve or _addresses)(text)
+        if not known:
+            raise Refusal(
+                found=f"{text!r} among those that may reach the engines",
+                needed="an address such as 10.0.0.5, a network such as 10.0.0.0/24, or a gateway's name that has one",
+                change="gateway_address or ansible_host of the gateway, or serving_clients",
+            )
+        found.update(known)
+    return sorted(found)
+
+
+def _addresses(name: str) -> list[str]:
+    try:
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
 def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Check the clients and fill in what each may ask for.
 
@@ -168,6 +214,12 @@ def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mappin
                 needed="a name of letters, digits, dots, dashes and underscores",
                 change="`name` in gateway_clients",
             )
+        if name == PROVER:
+            raise Refusal(
+                found=f"a client called {PROVER}, which is what the gateway calls a rollout's own questions",
+                needed="another name",
+                change="`name` in gateway_clients",
+            )
         key = str(client.get("key_sha256", ""))
         if not _SHA256.fullmatch(key):
             raise Refusal(
@@ -191,7 +243,6 @@ def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mappin
                 change=f"`models` of {name} in gateway_clients, or served_names of a deployment",
             )
         models = sorted(map(str, client["models"])) if client.get("models") else served
-        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "metalserve"} for model in models]
         filled.append(
             {
                 "name": name,
@@ -200,10 +251,15 @@ def gateway_clients(clients: Sequence[Mapping[str, Any]], pools: Sequence[Mappin
                 "concurrency": client.get("concurrency") or 0,
                 "priority": bool(client.get("priority")),
                 "models": models,
-                "model_list": json.dumps({"object": "list", "data": listed}, ensure_ascii=True),
+                "model_list": _model_list(models),
             }
         )
     return filled
+
+
+def _model_list(models: Sequence[str]) -> str:
+    listed = [{"id": model, "object": "model", "created": 0, "owned_by": "metalserve"} for model in models]
+    return json.dumps({"object": "list", "data": listed}, ensure_ascii=True)
 
 
 def gateway_maps(pools: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -216,17 +272,20 @@ def gateway_maps(pools: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[s
     Returns:
         Text by file name: keys.map (SHA-256 of a key to its client), model_lists.map (client to its answer of
         GET /v1/models), rates.map, concurrency.map, priorities.map (client to number), allowed.map (client|model),
-        pools.map (model to pool), long_bytes.map and long_pools.map (model to its limit and its pool beyond it).
+        pools.map (model to pool), long_bytes.map and long_pools.map (model to its limit and its pool beyond it). The
+        client of a rollout's own questions is among them, without a key.
     """
     short = [pool for pool in pools if pool["above_bytes"] is None]
     long = [pool for pool in pools if pool["above_bytes"] is not None]
+    served = sorted({model for pool in pools for model in pool["models"]})
+    prover = {"name": PROVER, "model_list": _model_list(served), "models": served}
     tables: dict[str, dict[str, Any]] = {
         "keys": {client["key_sha256"]: client["name"] for client in clients},
-        "model_lists": {client["name"]: client["model_list"] for client in clients},
+        "model_lists": {client["name"]: client["model_list"] for client in (*clients, prover)},
         "rates": {client["name"]: client["requests_per_minute"] for client in clients},
         "concurrency": {client["name"]: client["concurrency"] for client in clients},
         "priorities": {client["name"]: 1 for client in clients if client["priority"]},
-        "allowed": {f"{client['name']}|{model}": 1 for client in clients for model in client["models"]},
+        "allowed": {f"{client['name']}|{model}": 1 for client in (*clients, prover) for model in client["models"]},
         "pools": {model: pool["name"] for pool in short for model in pool["models"]},
         "long_bytes": {model: pool["above_bytes"] for pool in long for model in pool["models"]},
         "long_pools": {model: pool["name"] for pool in long for model in pool["models"]},

@@ -4,58 +4,20 @@ converge --scenario-name gateway` by
     pytest tests/gateway --hosts=ansible://gateways --ansible-inventory=molecule/gateway/inventory
 """
 
-import http.client
 import json
 import os
-import ssl
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gateway_client import Client, states, wait_for
 from stand_in_engine import StandInEngine
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Status, headers (names in lower case) and body."""
-
-    status: int
-    headers: dict
-    text: bytes
-
-    @property
-    def json(self):
-        return json.loads(self.text)
-
-
-class Client:
-    """Asks the gateway, each time on a connection of its own."""
-
-    def __init__(self, address, port, certificate):
-        self.address, self.port = address, port
-        self.context = ssl.create_default_context(cadata=certificate)
-
-    def connect(self, timeout=60):
-        return http.client.HTTPSConnection(self.address, self.port, timeout=timeout, context=self.context)
-
-    def ask(self, body=None, *, key="sk-first", path="/v1/chat/completions", method="POST", headers=None, raw=None):
-        sent = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        data = raw if raw is not None else json.dumps(body).encode() if body is not None else None
-        connection = self.connect()
-        try:
-            connection.request(method, path, data, {**sent, **(headers or {})})
-            answer = connection.getresponse()
-            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
-        finally:
-            connection.close()
 
 
 @pytest.fixture(scope="session")
@@ -99,24 +61,6 @@ def engines(hosts):
     yield started
     for engine in started.values():
         engine.close()
-
-
-def states(host):
-    """Status of each server as the gateway sees it."""
-    rows = host.run("echo 'show stat' | socat - /run/haproxy/admin.sock").stdout.splitlines()
-    fields = [row.split(",") for row in rows if row.count(",") > 17]
-    return {row[1]: row[17] for row in fields if ":" in row[1]}
-
-
-def wait_for(condition, seconds=60):
-    """Wait until something holds, and return it."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"did not come true in {seconds} s")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import states, wait_for
+from gateway_client import states, wait_for
 
 QWEN = {"model": "qwen", "messages": [{"role": "user", "content": "a secret prompt"}]}
 SMALL = {"model": "small", "messages": []}
@@ -421,3 +421,50 @@ def test_metrics_are_told_inside_only(gateway, host):
 
 def test_the_health_page_needs_no_key(gateway):
     assert gateway.ask(method="GET", path="/healthz", key=None).status == 200
+
+
+# ---- the door of a rollout -------------------------------------------------------------------------------------------
+
+THROUGH_THE_DOOR = """
+import http.client, json, socket, sys
+class Door(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("/run/haproxy/metalserve-proof.sock")
+door = Door("localhost")
+door.request("POST", sys.argv[1], json.dumps({"model": "qwen", "messages": []}), {"Content-Type": "application/json"})
+answer = door.getresponse()
+print(json.dumps([answer.status, answer.read().decode()]))
+"""
+
+
+def through_the_door(host, path):
+    return json.loads(host.check_output("python3 -c %s %s", THROUGH_THE_DOOR, path))
+
+
+def test_a_rollout_asks_the_server_that_it_names_drained_or_not(gateway, engines, host, run_playbook):
+    for name in ("stand-in-1:a", "stand-in-2:a"):
+        assert [through_the_door(host, f"/{name}/v1/chat/completions")[0] for _ in range(3)] == [200] * 3
+        assert {each: len(seen) for each, seen in sent_to(engines).items()} == {name: 3}
+        engines[name].forget()
+    run_playbook("playbooks/ops/drain.yml", {"gateway_drain_host": "stand-in-1"})
+    try:
+        status, text = through_the_door(host, "/stand-in-1:a/v1/chat/completions")
+        assert (status, json.loads(text)["engine"]) == (200, "stand-in-1:a")
+    finally:
+        run_playbook("playbooks/ops/undrain.yml", {"gateway_drain_host": "stand-in-1"})
+
+
+@pytest.mark.parametrize("name", ["nobody:a", "stand-in-2:b"])
+def test_an_answer_of_another_server_than_the_named_one_is_none(gateway, host, name):
+    status, text = through_the_door(host, f"/{name}/v1/chat/completions")
+    assert (status, "no such server" in text) == (502, True)
+
+
+def test_the_door_is_for_root_and_hides_what_is_hidden(gateway, engines, host):
+    assert through_the_door(host, "/stand-in-1:a/invocations")[0] == 404
+    refused = host.run("su ops -s /bin/sh -c %s", f"python3 -c '{THROUGH_THE_DOOR}' /stand-in-1:a/v1/chat/completions")
+    assert "PermissionError" in refused.stderr
+    # Over the network a path that names a server is just a path that does not exist.
+    assert gateway.ask(QWEN, path="/stand-in-1:a/v1/chat/completions").status == 404
+    assert sent_to(engines) == {}

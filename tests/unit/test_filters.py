@@ -48,6 +48,8 @@ VARIABLES = {
     "lock": INPUTS.lock,
     "pools": POOLS,
     "clients": CLIENTS,
+    "look": [{"deployment": "qwen", "started": True, "active": "a", "wanted": "b"}],
+    "mine": {"changing": ["gpu-1:qwen"], "touched": ["gpu-1:qwen"], "known": {"gw-1": ["gpu-1:qwen"]}},
     "sources": {MODEL: ["http://mirror/{key}/{revision}"]},
     "pins": {"vllm": {"version": "0.32.0", "image": "registry:5000/vllm:0.32.0"}},
 }
@@ -111,6 +113,17 @@ ANSWERS = {
     "releases | metrics_settings(gpu_count=8)": settings.metrics_settings(RELEASES, gpu_count=8),
     "{'down_for': '9m'} | monitoring_rules": rules.rule_files({"down_for": "9m"}),
     f"'{ROOT}' | package_difference": "",
+    "['gw-1'] | engine_clients([''], ['10.0.0.5'], others=['10.0.9.0/24'])": ["10.0.0.5", "10.0.9.0/24"],
+    "(['gpu-1'] | rollout_plan([look], {}, [])).batches": [["gpu-1"]],
+    "mine | rollout_aftermath(drained=true, idle=false, activated=none, proofs=[], verdicts=[])": {
+        "undrain": ["gpu-1:qwen"],
+        "back": [],
+        "stay": {},
+        "reasons": [],
+    },
+    "(releases | gate_endpoints | proof_endpoints(['gpu-1:qwen'], {'gw-1': ['gpu-1:qwen']}, '%2Fs') | first).url": (
+        "http+unix://%2Fs/gpu-1:qwen"
+    ),
     # What comes out are plain types that other filters take.
     "(releases | gate_endpoints | to_json | from_json | first).model": MODEL,
 }
@@ -142,6 +155,10 @@ REFUSALS = {
         "the client chat with key_sha256 'sk-1'. Needed: the SHA-256 of its key, 64 lower-case hexadecimal digits, "
         "never the key itself. Change: `key_sha256` of chat in gateway_clients; `metalserve key chat` makes a key and "
         "its hash."
+    ),
+    "['gpu-1'] | rollout_plan([[]], {}, [], batches=[0])": (
+        "the batch 0 in rollout_batches. Needed: numbers of hosts from 1 on, or percentages such as 10%. "
+        "Change: rollout_batches."
     ),
     "[{'name': 'qwen', 'engine': 'vlm', 'model': 'm', 'port': 1}] | lock_requests": (
         "engine 'vlm' of the deployment qwen. Needed: one of vllm, sglang. "

@@ -114,7 +114,7 @@ def test_a_client_may_use_everything_unless_told():
     assert every["models"] == ["x", "y"]
     assert [model["id"] for model in json.loads(one["model_list"])["data"]] == ["y"]
     maps = gateway.gateway_maps(served, [every, one])
-    assert maps["allowed.map"] == "chat|x 1\nchat|y 1\nbatch|y 1\n"
+    assert maps["allowed.map"] == "chat|x 1\nchat|y 1\nbatch|y 1\nrollout|x 1\nrollout|y 1\n"
     assert (maps["concurrency.map"], maps["priorities.map"]) == ("chat 0\nbatch 3\n", "")
     assert maps["keys.map"].splitlines()[0] == f"{client()['key_sha256']} chat"
 
@@ -126,6 +126,7 @@ def test_a_client_may_use_everything_unless_told():
         ([client(concurrency=0)], "concurrency: 0 of the client chat"),
         ([client(requests_per_minute=True)], "requests_per_minute: True"),
         ([client(name="a b")], "a client called 'a b'"),
+        ([client(name="rollout")], "a client called rollout"),
         ([{"name": "chat", "key_sha256": "sk-secret"}], "never the key itself"),
         ([client(), client()], "the clients chat and chat have one name"),
         ([client(), {**client("other"), "key_sha256": client()["key_sha256"]}], "chat and other have one key"),
@@ -145,3 +146,23 @@ def test_the_key_command_prints_a_key_and_the_entry_that_lets_it_in(capsys):
     assert len(key) > 40
     assert f"key_sha256: {hashlib.sha256(key.encode()).hexdigest()}" in printed.err
     assert key not in printed.err
+
+
+def test_engines_are_reached_from_the_gateways_and_from_whom_else_is_named():
+    names = {"gw-1": ["10.0.0.1", "fd00::1"]}
+    found = gateway.engine_clients(["gw-1", "10.0.0.2"], ["10.9.0.1/24"], lambda name: names.get(name, []))
+    assert found == ["10.0.0.1", "10.0.0.2", "10.9.0.0/24", "fd00::1"]
+    assert gateway.engine_clients([], ["10.9.0.0/24"]) == []
+
+
+@pytest.mark.parametrize(("gateways", "others"), [(["gw-9"], []), (["10.0.0.1"], ["prometheus"])])
+def test_who_has_no_address_cannot_be_let_in(gateways, others):
+    with pytest.raises(Refusal, match="among those that may reach the engines"):
+        gateway.engine_clients(gateways, others, lambda name: [])
+
+
+def test_the_key_of_a_rollouts_questions_does_not_exist():
+    served = pools([deployment(served_names=["x"])])
+    maps = gateway.gateway_maps(served, gateway.gateway_clients([client()], served))
+    assert "rollout" not in maps["keys.map"]
+    assert json.loads(maps["model_lists.map"].splitlines()[-1].removeprefix("rollout "))["data"][0]["id"] == "x"

@@ -92,10 +92,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 outcomes:
-  description: For each deployment C(deployment), C(wanted), C(active), C(ok), C(message), C(lines), C(started).
+  description: For each deployment C(deployment), C(wanted), C(before), C(active), C(ok), C(message), C(lines),
+    C(started), C(serving), C(seconds), C(gate), C(capacity).
   returned: success
   type: list
   elements: dict
+ansible_facts:
+  description: C(serving_rollout) with C(outcomes), C(state), and C(check), whether it was a check run.
+  returned: success
+  type: dict
 lines:
   description: What was done and seen, for printing.
   returned: success
@@ -176,6 +181,13 @@ def main() -> None:
     module.exit_json(
         changed=any(outcome.changed for outcome in outcomes),
         outcomes=[outcome.as_dict() for outcome in outcomes],
+        ansible_facts={
+            "serving_rollout": {
+                "state": module.params["state"],
+                "check": module.check_mode,
+                "outcomes": [outcome.as_dict() for outcome in outcomes],
+            }
+        },
         lines=[line for outcome in outcomes for line in outcome.lines],
         failures=[outcome.message for outcome in outcomes if not outcome.ok],
         diff=[

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 CONNECT_SECONDS = 10.0
@@ -36,16 +36,19 @@ class DeadlinePassedError(HttpError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where an OpenAI-compatible API is served: `prefix` comes before every path."""
+    """Where an OpenAI-compatible API is served: `prefix` comes before every path; with `path` on a Unix socket."""
 
     scheme: str
     host: str
     port: int
     prefix: str
+    path: str = ""
 
     @property
     def url(self) -> str:
         """The address as one string, without a slash at its end."""
+        if self.path:
+            return f"{self.scheme}://{quote(self.path, safe='')}{self.prefix}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.prefix}"
 
@@ -62,6 +65,8 @@ class Response:
 def parse_base_url(url: str) -> Endpoint:
     """Read the base URL of an API; a `/v1` at its end is taken off, because every path adds it.
 
+    A Unix socket is `http+unix://` with the path of the socket in percent-encoding for its host.
+
     Raises:
         ValueError: the text is not an http or https URL with a host; the message says what it needs.
 
@@ -71,6 +76,8 @@ def parse_base_url(url: str) -> Endpoint:
         port = parts.port
     except ValueError as error:
         raise ValueError(f"the URL {url!r} cannot be read: {error}") from None
+    if parts.scheme == "http+unix" and parts.netloc:
+        return Endpoint(parts.scheme, "localhost", 0, parts.path.rstrip("/"), unquote(parts.netloc))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"the URL {url!r} is not of the form http://host:port or https://host:port")
     if parts.username is not None or parts.query or parts.fragment:
@@ -85,12 +92,38 @@ def parse_base_url(url: str) -> Endpoint:
 def why_unreachable(endpoint: Endpoint, seconds: float = CONNECT_SECONDS) -> str:
     """Why no connection can be made within `seconds`; empty when one can."""
     try:
-        socket.create_connection((endpoint.host, endpoint.port), timeout=seconds).close()
+        if endpoint.path:
+            _unix_socket(endpoint.path, seconds).close()
+        else:
+            socket.create_connection((endpoint.host, endpoint.port), timeout=seconds).close()
     except socket.timeout:  # noqa: UP041 - two classes in Python 3.9
         return f"no connection to {endpoint.url} within {seconds:.0f} s"
     except OSError as error:
         return f"no connection to {endpoint.url}: {error.strerror or error}"
     return ""
+
+
+def _unix_socket(path: str, seconds: float | None) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(seconds)
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path, self._seconds = path, timeout
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = _unix_socket(self._path, self._seconds)
 
 
 class _Exchange:
@@ -105,8 +138,10 @@ class _Exchange:
         self._answered = False
         self.response: http.client.HTTPResponse
         connect_seconds = max(0.001, min(CONNECT_SECONDS, self._left()))
-        if endpoint.scheme == "https":
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+        if endpoint.path:
+            self._connection: http.client.HTTPConnection = _UnixConnection(endpoint.path, connect_seconds)
+        elif endpoint.scheme == "https":
+            self._connection = http.client.HTTPSConnection(
                 endpoint.host, endpoint.port, timeout=connect_seconds, context=ssl.create_default_context()
             )
         else:

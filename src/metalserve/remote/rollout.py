@@ -8,6 +8,7 @@ made current and proven again. Nothing follows from what this run changed: a run
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,8 @@ class Proof:
         table: the gate's rows.
         notes: further lines worth showing, such as the capacity against the plan.
         changed: whether a record beside the release is new.
+        gate: how many of the gate's checks have passed, such as `15 of 15`; empty when it was not asked.
+        capacity: measure, planned and reported of the capacity; empty when it is not known.
     """
 
     ok: bool
@@ -67,6 +70,8 @@ class Proof:
     table: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     changed: bool = False
+    gate: str = ""
+    capacity: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Host(Protocol):
@@ -115,6 +120,11 @@ class Outcome:
         started: whether an engine was (or would be) started.
         pruned: releases that were removed.
         replaced: the release that was current before, where a rollout has made another one current.
+        before: the release that was current at the beginning.
+        serving: whether the release that is current at the end has passed the gate.
+        seconds: from the beginning of the run on this host to the end of this deployment's proof.
+        gate: of the last proof, see `Proof`.
+        capacity: of the last proof, see `Proof`.
     """
 
     deployment: str
@@ -127,6 +137,14 @@ class Outcome:
     started: bool = False
     pruned: list[str] = field(default_factory=list)
     replaced: Optional[str] = None
+    before: Optional[str] = None
+    serving: bool = False
+    seconds: float = 0.0
+    gate: str = ""
+    capacity: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.before = self.active
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as plain types."""
@@ -141,6 +159,7 @@ class Rollout:
         self._host = host
         self._dry_run = dry_run
         self._keep = keep
+        self._began = time.monotonic()
 
     def roll_out(self, wanted: Sequence[Wanted], *, retry_refused: bool = False) -> list[Outcome]:
         """Bring the wanted releases up; all engines are started before the first is waited for.
@@ -284,6 +303,8 @@ class Rollout:
         name = outcome.deployment
         proof = self._host.prove(name, target, self._directory(name, target), self._endpoint(name, target))
         outcome.lines += [*proof.notes, *proof.table]
+        outcome.serving, outcome.gate, outcome.capacity = proof.ok, proof.gate, dict(proof.capacity)
+        outcome.seconds = round(time.monotonic() - self._began, 1)
         outcome.changed = proof.changed or outcome.changed
         return proof
 

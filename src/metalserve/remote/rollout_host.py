@@ -153,7 +153,7 @@ class LocalHost:
             return Proof(False, "start", reason, reason)
         notes, changed = [f"{deployment}: {outcome.message}"], False
         try:
-            note, changed = self._capacity(directory, endpoint)
+            note, changed, capacity = self._capacity(directory, endpoint)
         except ValueError as error:
             reason = f"the capacity at {url}{endpoint['metrics_route']} could not be read: {error}"
             return Proof(False, "start", reason, reason)
@@ -170,6 +170,8 @@ class LocalHost:
             tuple(judged.table()),
             tuple(notes),
             changed or before != after,
+            f"{len(judged.rows) - len(judged.failed_rows)} of {len(judged.rows)}",
+            capacity,
         )
 
     def circumstances(self, directory: Path, unit: str) -> dict[str, Any]:
@@ -190,7 +192,7 @@ class LocalHost:
         """The time in UTC."""
         return _utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def _capacity(self, directory: Path, endpoint: Mapping[str, Any]) -> tuple[str, bool]:
+    def _capacity(self, directory: Path, endpoint: Mapping[str, Any]) -> tuple[str, bool, dict[str, Any]]:
         plan = read_json_object(directory / "release.json").get("plan") or {}
         url = f"{endpoint['url']}{endpoint['metrics_route']}"
         try:
@@ -201,7 +203,8 @@ class LocalHost:
         measure, percent = comparison["measure"], comparison["difference_percent"]
         values = comparison["values"][measure]
         text = f"{measure}: planned {values['planned']}, the engine reports {values['reported']:.0f}"
-        return f"{text} ({percent:+} %)" if percent is not None else text, changed
+        capacity = {"measure": measure, "planned": values["planned"], "reported": values["reported"]}
+        return f"{text} ({percent:+} %)" if percent is not None else text, changed, capacity
 
     def _judge(self, endpoint: Mapping[str, Any]) -> gate.GateResult:
         settings = self._settings

@@ -473,6 +473,19 @@ def test_marking_again_is_no_news(tmp_path):
     assert mark_good(tmp_path, "tiny", A) is False
 
 
+def test_an_outcome_says_what_was_there_before_and_whether_something_serves_now(world):
+    first = world.one(A)
+    assert (first.before, first.active, first.serving) == (None, A, True)
+    world.host.verdicts[B] = fail_gate()
+    back = world.one(B)
+    assert (back.before, back.active, back.ok, back.serving) == (A, A, False, True)
+    world.host.verdicts[A] = fail_gate("broken host")
+    world.host.verdicts[C] = fail_gate()
+    nothing = world.one(C)
+    assert (nothing.before, nothing.ok, nothing.serving) == (A, False, False)
+    assert world.one(C, dry_run=True).serving is False
+
+
 # ---- what a rollout took up, for the way back of all hosts ----
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from gate_server import MODEL, GateServer
@@ -247,3 +249,32 @@ def test_no_row_is_not_a_pass() -> None:
 def test_questions_are_constants_without_imports() -> None:
     tree = ast.parse(Path(gate_questions.__file__).read_text(encoding="utf-8"))
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))]
+
+
+def test_the_gate_asks_over_a_unix_socket_too(server, tmp_path):
+    """As a rollout asks one host through a gateway: the socket's path is the host of the URL."""
+    path = tmp_path / "proof.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def pass_on():
+        while True:
+            inside, _ = listener.accept()
+            outside = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            for source, target in ((inside, outside), (outside, inside)):
+                threading.Thread(target=pump, args=(source, target), daemon=True).start()
+
+    def pump(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data.replace(b" /host:tiny/v1", b" /v1"))
+            target.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    url = f"http+unix://{quote(str(path), safe='')}/host:tiny"
+    result = run_gate(url, "tiny", checks=["models", "chat", "stream"])
+    assert result.passed, result.refusal()
+    assert result.url == url
+    nobody = run_gate(f"http+unix://{quote(str(tmp_path / 'none'), safe='')}/x", "tiny", checks=["models"])
+    assert "no connection to http+unix://" in nobody.rows[0].detail

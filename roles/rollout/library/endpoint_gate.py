@@ -1,0 +1,1 @@
+../../endpoint_gate/library/endpoint_gate.py

@@ -1,0 +1,1 @@
+../../serving_unit/library/serving_rollout.py

@@ -1,0 +1,272 @@
+"""Which hosts a rollout changes, in which order and how many at once, so that enough of each model stays up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metalserve.errors import Refusal
+
+# Batches where nothing else is said: with gateways, and without.
+DEFAULT_BATCHES = (1, "10%", "100%")
+DEFAULT_BATCHES_WITHOUT_GATEWAY = (1,)
+_PERCENT = re.compile(r"(\d{1,3})%")
+
+
+def rollout_plan(
+    names: Sequence[str],
+    looks: Sequence[Sequence[Mapping[str, Any]]],
+    gateways: Mapping[str, Mapping[str, Any]],
+    pools: Sequence[Mapping[str, Any]],
+    *,
+    batches: Any = (),
+    min_serving: Any = "50%",
+) -> dict[str, Any]:
+    """The order and the batches of a rollout.
+
+    Args:
+        names: the hosts, in the order of the inventory.
+        looks: for each host, the outcomes of a check run of `serving_rollout`.
+        gateways: by name `present` (whether it runs) and `servers`, as `gateway_servers` looks at them.
+        pools: what `gateway_pools` makes of the whole inventory.
+        batches: sizes, each a number or a percentage of the hosts that change; the last one is repeated. A batch is cut
+            where more at once would leave too little of a model. Empty: 1, 10%, 100% with gateways, else 1.
+        min_serving: engines of each model that must serve at any time: a number, a percentage (rounded down, but 1 at
+            least), or a mapping of those by model name, with `default` for the others.
+
+    Returns:
+        order (hosts that need no change, then those that change), batch_sizes (over `order`), batches (names of those
+        that change), unchanged, changes (whether there is anything to do), gateways (those that run), keep (engines up
+        at any time, by pool), what (one phrase), lines (for people), and hosts: for each host changing (servers that
+        are started), heal (servers that an earlier rollout left drained), touched (both), known (its servers by
+        gateway), releases (deployment, from, to), and parked (servers that a person has drained).
+
+    Raises:
+        Refusal: a batch or a number that cannot be read, or too few engines of a model to change any.
+    """
+    servers = {
+        gateway: {row["name"]: row for row in look.get("servers") or ()}
+        for gateway, look in gateways.items()
+        if look.get("present")
+    }
+    hosts = {name: _host(name, look, servers) for name, look in zip(names, looks, strict=True)}
+    down = _down(servers)
+    changing = [name for name in names if hosts[name]["changing"]]
+    # What is out already takes nothing away: first, so that it comes back first.
+    changing.sort(key=lambda name: not (servers and set(hosts[name]["changing"]) <= down))
+    unchanged = [name for name in names if not hosts[name]["changing"]]
+    keep = _keep(pools, servers, down, min_serving) if servers else {}
+    # What an earlier rollout left drained is proven and back before the first batch.
+    back = {server for name in unchanged for server in hosts[name]["heal"]}
+    room = _room(pools, keep, down - back, {server for name in changing for server in hosts[name]["changing"]})
+    sizes = _sizes(batches or (DEFAULT_BATCHES if servers else DEFAULT_BATCHES_WITHOUT_GATEWAY), len(changing))
+    cut = _batches(changing, sizes, hosts, room, down) if servers else _split(changing, sizes)
+    healing = [name for name in unchanged if hosts[name]["heal"]]
+    return {
+        "order": unchanged + [name for batch in cut for name in batch],
+        "batch_sizes": ([len(unchanged)] if unchanged else []) + [len(batch) for batch in cut],
+        "batches": cut,
+        "unchanged": unchanged,
+        "changes": bool(changing or healing),
+        "gateways": sorted(servers),
+        "keep": keep,
+        "what": f"changes {len(changing)} of {len(names)} hosts",
+        "lines": _lines(names, hosts, cut, healing, gateways, keep),
+        "hosts": hosts,
+    }
+
+
+def _host(name: str, look: Sequence[Mapping[str, Any]], servers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    own = {
+        gateway: sorted(server for server in rows if server.partition(":")[0] == name)
+        for gateway, rows in servers.items()
+    }
+    changing = sorted(f"{name}:{item['deployment']}" for item in look if item["started"])
+    heal = sorted(
+        {
+            server
+            for gateway, mine in own.items()
+            for server in mine
+            if servers[gateway][server]["drained_by"] == "rollout" and server not in changing
+        }
+    )
+    return {
+        "changing": changing,
+        "heal": heal,
+        "touched": sorted({*changing, *heal}),
+        "known": own,
+        "releases": [
+            {"deployment": item["deployment"], "from": item["active"], "to": item["wanted"]}
+            for item in look
+            if item["started"]
+        ],
+        "parked": sorted(
+            {
+                server
+                for gateway, mine in own.items()
+                for server in mine
+                if servers[gateway][server]["drained_by"] == "operator"
+            }
+        ),
+    }
+
+
+def _down(servers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Servers that some gateway gives nothing to."""
+    return {name for rows in servers.values() for name, row in rows.items() if not row["up"]}
+
+
+def _keep(
+    pools: Sequence[Mapping[str, Any]], servers: Mapping[str, Mapping[str, Any]], down: set[str], min_serving: Any
+) -> dict[str, int]:
+    """Engines that must be up in each pool; one that serves nobody now has nothing to keep."""
+    known = {name for rows in servers.values() for name in rows}
+    keep = {}
+    for pool in pools:
+        mine = [server["name"] for server in pool["servers"]]
+        if any(name in known and name not in down for name in mine):
+            keep[pool["name"]] = max(needed(len(mine), _wanted(min_serving, model)) for model in pool["models"])
+    return keep
+
+
+def _wanted(min_serving: Any, model: str) -> Any:
+    if isinstance(min_serving, Mapping):
+        return min_serving.get(model, min_serving.get("default", "50%"))
+    return min_serving
+
+
+def needed(replicas: int, wanted: Any) -> int:
+    """How many of so many engines must serve.
+
+    Raises:
+        Refusal: `wanted` is neither a number nor a percentage.
+    """
+    percent = _PERCENT.fullmatch(str(wanted))
+    if percent and int(percent[1]) <= 100:
+        return max(1, replicas * int(percent[1]) // 100)
+    if str(wanted).isdigit():
+        return int(wanted)
+    raise Refusal(
+        found=f"rollout_min_serving is {wanted!r}",
+        needed="a number such as 2, a percentage such as 50%, or a mapping of model names to those",
+        change="rollout_min_serving",
+    )
+
+
+def _room(
+    pools: Sequence[Mapping[str, Any]], keep: Mapping[str, int], down: set[str], changing: set[str]
+) -> dict[str, tuple[str, int]]:
+    """For each server that changes and is up, the pools in which it counts, with how many may be out at once there.
+
+    Raises:
+        Refusal: not even one may.
+    """
+    room: dict[str, list[tuple[str, int]]] = {}
+    for pool in pools:
+        if pool["name"] not in keep:
+            continue
+        mine = [server["name"] for server in pool["servers"]]
+        lost = [name for name in mine if name in down and name not in changing]
+        spare = len(mine) - keep[pool["name"]] - len(lost)
+        for name in mine:
+            if name in changing and name not in down:
+                if spare < 1:
+                    gone = f", of which {', '.join(lost)} serve nobody now" if lost else ""
+                    raise Refusal(
+                        found=f"{', '.join(pool['models'])} has {len(mine)} engines behind the gateway{gone}; without "
+                        f"{name}, which changes, {len(mine) - len(lost) - 1} would be left",
+                        needed=f"{keep[pool['name']]} that serve at any time",
+                        change="rollout_min_serving (0 lets the model be away for the time of its restart), or bring "
+                        "further engines up",
+                    )
+                room.setdefault(name, []).append((pool["name"], spare))
+    return room  # type: ignore[return-value]
+
+
+def _sizes(batches: Any, total: int) -> list[int]:
+    """The batches as numbers of hosts.
+
+    Raises:
+        Refusal: one is neither a number from 1 on nor a percentage.
+    """
+    given = batches if isinstance(batches, Sequence) and not isinstance(batches, str) else [batches]
+    sizes = []
+    for item in given:
+        percent = _PERCENT.fullmatch(str(item))
+        if percent:
+            sizes.append(max(1, total * int(percent[1]) // 100))
+        elif str(item).isdigit() and int(item) > 0:
+            sizes.append(int(item))
+        else:
+            raise Refusal(
+                found=f"the batch {item!r} in rollout_batches",
+                needed="numbers of hosts from 1 on, or percentages such as 10%",
+                change="rollout_batches",
+            )
+    return sizes
+
+
+def _split(names: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:
+    batches: list[list[str]] = []
+    rest = list(names)
+    while rest:
+        size = sizes[min(len(batches), len(sizes) - 1)]
+        batches.append(rest[:size])
+        rest = rest[size:]
+    return batches
+
+
+def _batches(
+    changing: Sequence[str], sizes: Sequence[int], hosts: Mapping[str, Any], room: Mapping[str, Any], down: set[str]
+) -> list[list[str]]:
+    """Batches of at most those sizes, cut where a pool would have too little left."""
+    cut: list[list[str]] = []
+    for batch in _split(changing, sizes):
+        out: dict[str, int] = {}
+        current: list[str] = []
+        for name in batch:
+            places = [place for server in hosts[name]["changing"] for place in room.get(server, ())]
+            if current and any(out.get(pool, 0) + 1 > spare for pool, spare in places):
+                cut.append(current)
+                current, out = [], {}
+            for pool, _ in places:
+                out[pool] = out.get(pool, 0) + 1
+            current.append(name)
+        cut.append(current)
+    return cut
+
+
+def _lines(
+    names: Sequence[str],
+    hosts: Mapping[str, Any],
+    cut: Sequence[Sequence[str]],
+    healing: Sequence[str],
+    gateways: Mapping[str, Mapping[str, Any]],
+    keep: Mapping[str, int],
+) -> list[str]:
+    count = sum(map(len, cut))
+    lines = [f"{count} of {len(names)} hosts change" + (f", in {len(cut)} batches:" if count else ".")]
+    for number, batch in enumerate(cut, 1):
+        for name in batch:
+            changes = ", ".join(
+                f"{item['deployment']} {item['from'] or 'nothing'} -> {item['to']}" for item in hosts[name]["releases"]
+            )
+            lines.append(f"  {number}. {name}: {changes}")
+    lines += [f"An earlier rollout left {name} drained: it is proven and put back." for name in healing]
+    for name in names:
+        if hosts[name]["parked"]:
+            lines.append(f"{', '.join(hosts[name]['parked'])} was drained by a person and stays out.")
+    for gateway, look in gateways.items():
+        if not look.get("present"):
+            lines.append(f"{gateway} does not run yet: nothing is drained there. playbooks/gateway.yml brings it up.")
+            continue
+        known = {row["name"] for row in look.get("servers") or ()}
+        strangers = [server for name in names for server in hosts[name]["changing"] if server not in known]
+        if strangers:
+            lines.append(
+                f"{gateway} does not know {', '.join(strangers)} yet: playbooks/gateway.yml lets clients reach it."
+            )
+    if count and keep:
+        lines.append("Serving at any time: " + ", ".join(f"{pool} {number}" for pool, number in keep.items()) + ".")
+    return lines
