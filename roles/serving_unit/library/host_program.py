@@ -30,15 +30,12 @@ sha256:
   type: str
 """
 
-import hashlib
-from pathlib import Path
-
 from ansible.module_utils import metalserve_remote
 from ansible.module_utils.basic import AnsibleModule
 
 # Imported for what it brings: Ansible carries what a module imports, and this imports all that the program needs.
 from ansible.module_utils.metalserve_remote import host_command  # noqa: F401
-from ansible.module_utils.metalserve_remote.program_file import install_program, packed_program
+from ansible.module_utils.metalserve_remote.program_file import place_program
 
 
 def main() -> None:
@@ -46,13 +43,7 @@ def main() -> None:
         argument_spec={"path": {"type": "path", "default": "/usr/local/bin/metalserve-host"}},
         supports_check_mode=True,
     )
-    path = Path(module.params["path"])
-    content = packed_program(metalserve_remote, "host_command")
-    try:
-        changed = install_program(path, content, check_mode=module.check_mode)
-    except OSError as error:
-        module.fail_json(msg=f"{path} cannot be written: {error.strerror}. Needed: its folder, writable.")
-    module.exit_json(changed=changed, sha256=hashlib.sha256(content).hexdigest())
+    place_program(module, metalserve_remote, "host_command")
 
 
 if __name__ == "__main__":

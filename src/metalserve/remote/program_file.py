@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pkgutil
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .files import write_bytes
 
@@ -53,3 +55,14 @@ def install_program(path: Path, content: bytes, *, check_mode: bool) -> bool:
     if not right and not check_mode:
         write_bytes(path, content, _MODE)
     return not right
+
+
+def place_program(module: Any, package: ModuleType, entry: str) -> None:
+    """End a module of Ansible whose parameter `path` says where the program goes; see `packed_program`."""
+    path = Path(module.params["path"])
+    content = packed_program(package, entry)
+    try:
+        changed = install_program(path, content, check_mode=module.check_mode)
+    except OSError as error:
+        module.fail_json(msg=f"{path} cannot be written: {error.strerror}. Needed: its folder, writable.")
+    module.exit_json(changed=changed, sha256=hashlib.sha256(content).hexdigest())
