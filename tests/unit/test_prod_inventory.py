@@ -39,11 +39,11 @@ def test_every_host_has_deployments_and_the_shared_variables(hosts):
 def test_the_playbooks_can_be_checked_and_listed():
     ansible("ansible-playbook", "site.yml", "-i", "prod", "--syntax-check")
     tasks = ansible("ansible-playbook", "site.yml", "-i", "prod", "--list-tasks")
-    for role in ("gpu_facts", "serving_plan", "docker_engine", "engine_image", "model_weights", "serving_unit"):
+    for role in ("gpu_facts", "serving_plan", "docker_engine", "engine_image", "model_weights", "rollout"):
         assert f"{role} : " in tasks
     # Stages are chosen by their playbook: no tag but Ansible's own for argument specs.
     tags = ansible("ansible-playbook", "site.yml", "-i", "prod", "--list-tags")
-    assert tags.count("TASK TAGS: [always]") == tags.count("play #") == 5
+    assert tags.count("TASK TAGS: [always]") == tags.count("play #") == 7
 
 
 @pytest.mark.parametrize(("group", "shape"), GROUPS.items())

@@ -23,13 +23,14 @@ def report_rows(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) 
 
     Returns:
         Rows with the keys of `COLUMNS` and `message`. State is one of unchanged, started, changed, not begun, back,
-        failed, lost.
+        failed, lost, and in a check run would change.
     """
     rows = []
     for name in plan["order"]:
         host = seen.get(name, {})
         for outcome in host.get("outcomes", ()):
             server = f"{name}:{outcome['deployment']}"
+            changing = server in plan["hosts"][name]["changing"]
             back = {item["deployment"]: item for item in host.get("back", ())}.get(outcome["deployment"])
             last = back or outcome
             verdict = [item for item in host.get("verdicts", ()) if item["server"] == server]
@@ -42,7 +43,9 @@ def report_rows(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) 
                     "from": outcome["before"],
                     "to": last["active"] if host.get("reached") else outcome["before"],
                     "wanted": outcome["wanted"],
-                    "state": _state(host, outcome, back, server in plan["hosts"][name]["changing"]),
+                    "state": "would change"
+                    if plan.get("check") and changing
+                    else _state(host, outcome, back, changing),
                     "seconds": last.get("seconds") or None,
                     "gate": last.get("gate") or None,
                     "gateway": ("passed" if all(item["passed"] for item in proof) else "refused") if proof else None,
