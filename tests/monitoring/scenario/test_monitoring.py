@@ -145,7 +145,8 @@ def test_another_release_in_the_inventory_is_noticed(prometheus, run_playbook, i
 
 
 def test_a_deployment_is_measured_and_the_result_lies_with_its_release(run_playbook, serving, tmp_path):
-    small = {"benchmark_runs": 2, "benchmark_prompts": 4, "benchmark_concurrency": 2}
+    small = {"benchmark_runs": 1, "benchmark_prompts": 4, "benchmark_concurrency": 2}
+    small["benchmark_workloads"] = ["chat_short", "tool_calls"]
     rc, text = run_playbook(
         "playbooks/ops/benchmark.yml",
         {**small, "serving_deployment": "tiny", "serving_benchmark_results": str(tmp_path)},
@@ -153,9 +154,9 @@ def test_a_deployment_is_measured_and_the_result_lies_with_its_release(run_playb
     assert rc == 0, text
     (fetched,) = tmp_path.iterdir()
     result = json.loads(fetched.read_text(encoding="utf-8"))
-    assert set(result["workloads"]) == {"chat_short", "long_document", "tool_calls"}
+    assert set(result["workloads"]) == {"chat_short", "tool_calls"}
     for workload in result["workloads"].values():
-        assert [run["completed"] for run in workload["runs"]] == [4, 4]
+        assert [run["completed"] for run in workload["runs"]] == [4]
         median = workload["summary"]["median_ttft_ms"]
         assert 0 < median["least"] <= median["median"] <= median["greatest"]
     release = serving.check_output("readlink /etc/metalserve/tiny/current").rpartition("/")[2]
