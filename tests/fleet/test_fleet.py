@@ -121,7 +121,9 @@ def test_killed_runs_and_a_lost_host_are_healed_by_the_next_run(host, start, dep
         subprocess.run(["docker", "kill", HOSTS[1]], check=True, capture_output=True)
         assert run.end() != 0
         rows = report()
-        assert [rows[name]["state"] for name in HOSTS] == ["changed", "lost", "not begun"]
+        # The step that the killed run left at work has brought the first host up, or this run has.
+        assert rows[HOSTS[0]]["state"] in ("changed", "unchanged")
+        assert [rows[name]["state"] for name in HOSTS[1:]] == ["lost", "not begun"]
         assert f"{HOSTS[1]}:tiny stays out of the gateways" in run.text
         subprocess.run(["docker", "start", HOSTS[1]], check=True, capture_output=True)
         wait_for(lambda: on(HOSTS[1], "systemctl", "is-active", "ssh.service") == "active", 120)
