@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,11 @@ def test_keys_are_unique_and_every_operation_has_a_template():
     keys = [template["key"] for template in TEMPLATES]
     assert len(set(keys)) == len(keys)
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "playbooks").rglob("*.yml")}
-    # The lock is written into the repository that the controller only reads.
-    assert there - {template["playbook"] for template in TEMPLATES} <= {"playbooks/ops/lock.yml", *LATER}
-
-
-# Playbooks that may come with their entry.
-LATER = {"playbooks/ops/bundle.yml"}
+    # The lock is written into the repository, and a bundle onto a disk to carry away: the controller has neither.
+    assert there - {template["playbook"] for template in TEMPLATES} == {
+        "playbooks/ops/lock.yml",
+        "playbooks/ops/bundle.yml",
+    }
 
 
 @each_template
@@ -85,6 +85,7 @@ def test_a_question_has_the_type_and_the_choices_of_its_option(template):
 def test_what_is_asked_reaches_a_role_of_the_playbook(template):
     called = roles(template["playbook"])
     names = {role["role"] for role in called}
+    names |= set(chain.from_iterable(map(included, names)))
     for given in template.get("survey", []):
         variable, option = given["variable"], given.get("option", given["variable"])
         handed = [str(value) for role in called for value in flat(role.get("vars", {}))]
@@ -95,6 +96,12 @@ def test_what_is_asked_reaches_a_role_of_the_playbook(template):
         )
         if variable != option:
             assert any(re.search(rf"\b{variable}\b", str(role.get("vars", {}).get(option, ""))) for role in called)
+
+
+def included(role):
+    """The roles that a role's own tasks call."""
+    for path in (ROOT / "roles" / role / "tasks").glob("*.yml"):
+        yield from re.findall(r"(?:include|import)_role:\n\s+name: (\w+)", path.read_text())
 
 
 def flat(value):
