@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_the_playbooks_can_be_checked_and_listed():
         assert f"{role} : " in tasks
     # Stages are chosen by their playbook: no tag but Ansible's own for argument specs.
     tags = ansible("ansible-playbook", "site.yml", "-i", "prod", "--list-tags")
-    assert tags.count("TASK TAGS: [always]") == tags.count("play #") == 7
+    assert set(re.findall(r"TAGS: \[(.*?)\]", tags)) <= {"", "always"}
 
 
 @pytest.mark.parametrize(("group", "shape"), GROUPS.items())

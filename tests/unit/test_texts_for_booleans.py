@@ -54,4 +54,3 @@ def test_the_permission_to_restart_docker(text, value, tmp_path):
 def test_the_roles_ask_that_variable_and_not_the_text():
     text = (ROOT / "roles/docker_engine/tasks/service.yml").read_text()
     assert " docker_engine_restart_allowed is" not in text
-    assert "gateway_drain_force | bool" in (ROOT / "roles/gateway/tasks/drain.yml").read_text()

@@ -39,13 +39,22 @@ def install(module: str, path: Path, *options: str) -> str:
     return done.stdout
 
 
+def make(module, folder):
+    path = folder / module
+    assert "CHANGED" in install(module, path, "--check")
+    assert not path.exists()
+    assert "CHANGED" in install(module, path)
+    return path
+
+
 @pytest.fixture(scope="module", params=ROLES)
 def made(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("bin") / request.param
-    assert "CHANGED" in install(request.param, path, "--check")
-    assert not path.exists()
-    assert "CHANGED" in install(request.param, path)
-    return request.param, path
+    return request.param, make(request.param, tmp_path_factory.mktemp("bin"))
+
+
+@pytest.fixture(scope="module")
+def host_program(tmp_path_factory):
+    return make("host_program", tmp_path_factory.mktemp("bin"))
 
 
 def test_a_second_run_changes_nothing_and_damage_is_healed(made):
@@ -80,7 +89,7 @@ def test_it_runs_without_the_package(made, tmp_path):
     assert "tiny has no release to go back to" in refused.stdout
 
 
-def test_the_logs_of_a_deployment_are_one_command(program, tmp_path):
+def test_the_logs_of_a_deployment_are_one_command(host_program, tmp_path):
     """journalctl is played: it says how it was called."""
     (tmp_path / "root/qwen/releases").mkdir(parents=True)
     played = tmp_path / "bin/journalctl"
@@ -89,7 +98,7 @@ def test_the_logs_of_a_deployment_are_one_command(program, tmp_path):
     played.chmod(0o755)
 
     def logs(*words):
-        argv = [sys.executable, "-I", str(program), "--root", str(tmp_path / "root"), "logs", *words]
+        argv = [sys.executable, "-I", str(host_program), "--root", str(tmp_path / "root"), "logs", *words]
         environment = {"PATH": f"{played.parent}:{os.environ['PATH']}"}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
 
