@@ -16,7 +16,8 @@ from typing import Any
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="metalserve")
 # A dashboard is 24 columns wide.
@@ -352,7 +353,9 @@ def _json(name: str, title: str, rows: dict[str, tuple[Panel, ...]], choice: tup
     if choice is not None:
         label, metric = choice
         variable = dashboard.QueryVariable(label).datasource(_SOURCE).query(f"label_values({metric}, {label})")
-        board = board.with_variable(variable.multi(True).include_all(True).all_value(".*").refresh(2))
+        board = board.with_variable(
+            variable.multi(True).include_all(True).all_value(".*").refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        )
     for heading, panels in rows.items():
         board = board.with_row(dashboard.Row(heading))
         for panel in panels:
@@ -369,7 +372,7 @@ def _finish(builder: Any, panel: Panel, span: int) -> Any:
         query = prometheus.Dataquery().expr(expression).ref_id("ABCDEFGH"[place]).datasource(_SOURCE)
         query = query.instant() if panel.kind == "table" else query.range()
         if panel.kind == "table":
-            query = query.format("table")
+            query = query.format(PromQueryFormat.TABLE)
         builder = builder.with_target(query.legend_format(legend) if legend else query)
     return builder
 
