@@ -5,23 +5,12 @@ By hand: pytest tests/airgap --hosts=ansible://serving_hosts --ansible-inventory
 
 import json
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-
-PROJECT = Path(__file__).resolve().parents[2]
-
-
-class Playbook:
-    """The result of one ansible-playbook run."""
-
-    def __init__(self, process):
-        self.rc = process.returncode
-        # Ansible folds long lines: sentences are compared with single blanks.
-        self.text = " ".join((process.stdout + process.stderr).replace("''", "'").split())
+from scenario import play
 
 
 @pytest.fixture(scope="session")
@@ -33,16 +22,7 @@ def inventory(pytestconfig):
 def run_playbook(inventory):
     """Run a playbook of the project on this inventory with extra variables."""
 
-    def run(playbook, extra=None, *options):
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / playbook), "-i", str(inventory)]
-        process = subprocess.run(
-            [*argv, "-e", json.dumps(extra or {}), *options],
-            cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=1200,
-        )  # fmt: skip
-        return Playbook(process)
-
-    return run
+    return partial(play, inventory, timeout=1200)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,6 @@ converge --scenario-name gateway` by
     pytest tests/gateway --hosts=ansible://gateways --ansible-inventory=molecule/gateway/inventory
 """
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +12,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gateway_client import Client, states, wait_for
+from scenario import play
 from stand_in_engine import StandInEngine
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +32,8 @@ def run_playbook(inventory):
     """Run a playbook of the project on this inventory with extra variables; its output with single blanks."""
 
     def run(playbook, extra=None):
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / playbook), "-i", str(inventory)]
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        if extra:
-            argv += ["-e", json.dumps(extra)]
-        process = subprocess.run(
-            argv, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=600
-        )
-        return process.returncode, " ".join((process.stdout + process.stderr).replace("''", "'").split())
+        result = play(inventory, playbook, extra, timeout=600)
+        return result.rc, result.text
 
     return run
 

@@ -5,18 +5,15 @@ monitoring), and after `molecule converge --scenario-name monitoring` by
 """
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from scenario import play
 
 import testinfra
 
-PROJECT = Path(__file__).resolve().parents[3]
 # Asks a URL from the host itself: nothing is installed there for it.
 GET = """
 import sys, urllib.request
@@ -104,14 +101,8 @@ def run_playbook(inventory):
     """Run a playbook of the project on this inventory; its exit status, and its output with single blanks."""
 
     def run(playbook, extra=None):
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / playbook), "-i", str(inventory)]
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        if extra:
-            argv += ["-e", json.dumps(extra)]
-        done = subprocess.run(
-            argv, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=900
-        )
-        return done.returncode, " ".join((done.stdout + done.stderr).split())
+        result = play(inventory, playbook, extra, timeout=900)
+        return result.rc, result.text
 
     return run
 
