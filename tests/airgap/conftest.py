@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scenario import play
+from scenario import play, show_journal
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +52,4 @@ def release(host):
 def pytest_runtest_makereport(item, call):
     """A failed test shows the engine's journal."""
     outcome = yield
-    report = outcome.get_result()
-    host = item.funcargs.get("host") if hasattr(item, "funcargs") else None
-    if report.when == "call" and report.failed and host is not None:
-        journal = host.run("journalctl --unit 'vllm@*' --lines 60 --no-pager --output cat")
-        report.sections.append(("journal of the engines", journal.stdout or journal.stderr))
+    show_journal(item, outcome.get_result(), "vllm@*")

@@ -4,33 +4,15 @@ By hand, while its machine runs: pytest tests/driver --hosts=ansible://serving_h
 --ansible-inventory=molecule/driver/inventory
 """
 
-import json
-import os
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from scenario import PROJECT, play
 
-PROJECT = Path(__file__).resolve().parents[2]
 PLAYBOOK = "molecule/driver/converge.yml"
 OLD, NEW = "570.195.03", "580.178.04"
-
-
-class Playbook:
-    """The result of one ansible-playbook run."""
-
-    def __init__(self, process):
-        self.rc = process.returncode
-        output = process.stdout + process.stderr
-        # Ansible folds long lines: sentences are compared with single blanks.
-        self.text = " ".join(output.replace("''", "'").split())
-        # What a failed test shows: the failed task stands near the end.
-        self.end = "\n".join(["", *output.splitlines()[-80:]])
-
-    @property
-    def changed(self):
-        return "changed=0" not in self.text
 
 
 class Machine:
@@ -57,24 +39,10 @@ def installed(machine):
 
 @pytest.fixture(scope="session")
 def run_playbook_file(pytestconfig):
-    """Run a playbook of the project on the machine with extra variables."""
+    """Run a playbook of the project, named by its path there, on the machine with extra variables."""
     inventory = Path(pytestconfig.getoption("ansible_inventory")).resolve()
-
-    def run(playbook, extra=None, *options):
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), str(PROJECT / playbook), "-i", str(inventory)]
-        process = subprocess.run(
-            [*argv, "-e", json.dumps(extra or {}), *options],
-            cwd=PROJECT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=3600,
-        )
-        return Playbook(process)
-
-    return run
+    # An emulated processor takes its time.
+    return partial(play, inventory, timeout=3600)
 
 
 @pytest.fixture

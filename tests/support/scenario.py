@@ -33,11 +33,14 @@ class Playbook:
     Attributes:
         rc: exit status.
         text: all it printed, with single blanks, because Ansible folds long lines.
+        end: its last lines, for the message of a failed assertion: the failed task stands there.
     """
 
     def __init__(self, process):
         self.rc = process.returncode
-        self.text = " ".join((process.stdout + process.stderr).replace("''", "'").split())
+        output = process.stdout + process.stderr
+        self.text = " ".join(output.replace("''", "'").split())
+        self.end = "\n".join(["", *output.splitlines()[-80:]])
 
     @property
     def changed(self):
