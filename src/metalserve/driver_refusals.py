@@ -99,8 +99,8 @@ def build_refusals(state: State, available: bool | None) -> list[Refusal]:
         Refusal(
             found=f"there are no headers of the running kernel {state.kernel} on this host or in its package sources",
             needed="headers of exactly that kernel, to build the driver's module",
-            change="install them, or start the host with a kernel whose headers can be had. This project never changes "
-            "the kernel",
+            change="install them (again, where their package is installed and its files are gone), or start the host "
+            "with a kernel whose headers can be had. This project never changes the kernel",
         )
     ]
 

@@ -7,11 +7,11 @@ from conftest import NEW, OLD
 @pytest.fixture(scope="module", autouse=True)
 def _moved(machine, installed):
     """What an upgrade without pins and holds does to a host: NVML and the fabric manager run ahead of the module."""
-    packages = f"libnvidia-ml1={NEW}-1 nvidia-fabricmanager={NEW}-1"
+    packages = f"libnvidia-ml1={NEW}-1 nvidia-fabricmanager={NEW}-1 nvidia-fabricmanager-570-"
     machine(
         "ssh",
         "sudo env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends "
-        f"--allow-change-held-packages {packages} && sudo systemctl restart nvidia-fabricmanager || true",
+        f"--allow-change-held-packages {packages} && (sudo systemctl restart nvidia-fabricmanager || true)",
     )
 
 

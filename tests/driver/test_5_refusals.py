@@ -27,9 +27,14 @@ def test_a_repository_with_another_key(run_playbook):
     assert "fingerprint" in result.text
 
 
-def test_no_headers_of_the_running_kernel(host, run_playbook):
+@pytest.mark.parametrize(
+    "gone",
+    ["apt-get purge --yes --quiet linux-headers-$(uname -r)", "mv /lib/modules/$(uname -r)/build /root/build"],
+    ids=["package", "files"],
+)
+def test_no_headers_of_the_running_kernel(host, run_playbook, gone):
     with host.sudo():
-        host.check_output("mv /lib/modules/$(uname -r)/build /root/build")
+        host.check_output("sh -c %s", gone)
         # A mirror that has moved on to a newer kernel.
         host.check_output("sh -c 'echo > /etc/apt/sources.list; rm -rf /var/lib/apt/lists/*'")
     result = run_playbook()
