@@ -2,6 +2,8 @@
 the last test leaves the engine stopped."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -173,6 +175,28 @@ def test_nobody_is_disturbed_by_a_benchmark(run_playbook, ask, prometheus):
         assert "Change: drain the host first" in text
     finally:
         prometheus.host.run("systemctl stop long-request.service")
+
+
+def test_a_ladder_against_the_gateway_is_climbed(host, tmp_path):
+    address = host.check_output("hostname --all-ip-addresses").split()[0]
+    (tmp_path / "gateway.crt").write_text(host.file("/root/gateway.crt").content_string, encoding="utf-8")
+    (tmp_path / "key").write_text("sk-first\n", encoding="utf-8")
+    command = [sys.executable, "-m", "metalserve.cli", "load", f"https://{address}:8443", "--model", "lab-moe-tiny"]
+    command += ["--ladder", "1,2", "--seconds", "5", "--prompt-words", "10", "--answer-tokens", "8", "--json"]
+    done = subprocess.run(
+        [*command, "--api-key-file", str(tmp_path / "key"), "--page", str(tmp_path / "load.html")],
+        env={**os.environ, "SSL_CERT_FILE": str(tmp_path / "gateway.crt")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [(step["concurrency"], step["errors"]) for step in steps] == [(1, {}), (2, {})]
+    assert all(step["answered"] and step["ttft_ms"]["median"] > 0 for step in steps)
+    assert all(step["tokens_per_second"] > 0 for step in steps)
+    assert "Load" in (tmp_path / "load.html").read_text(encoding="utf-8")
 
 
 def test_a_frozen_engine_is_noticed_though_it_answers(prometheus, ask, serving):
