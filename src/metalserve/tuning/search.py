@@ -181,7 +181,7 @@ class Search:
             for name, values in self._space.items():
                 for value in sorted(values, key=partial(_distance, best.setting[name])):
                     changed = self._changed({**best.setting, name: value})
-                    if self._known(changed):
+                    if self._known(changed) or self._failed_before(name, value):
                         continue
                     ended = self._spent(budget, began)
                     if ended:
@@ -206,6 +206,15 @@ class Search:
 
     def _known(self, changed: Setting) -> bool:
         return any(each.changed == changed for each in self.tried)
+
+    def _failed_before(self, name: str, value: Any) -> bool:
+        """Whether a candidate has failed that differs from a measured one by this value alone: then that is why."""
+        return any(
+            bad.state == "failed"
+            and bad.setting[name] == value
+            and any(good.state == "measured" and {**good.setting, name: value} == bad.setting for good in self.tried)
+            for bad in self.tried
+        )
 
     def _changed(self, setting: Setting) -> dict[str, Any]:
         return {name: value for name, value in setting.items() if value != self._present[name]}

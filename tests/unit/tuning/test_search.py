@@ -70,6 +70,8 @@ def test_a_candidate_that_fails_is_noted_and_the_search_goes_on():
     assert {each.reason for each in found.tried if each.state == "failed"} == {"start: out of memory"}
     assert found.best.setting["max_batched_tokens"] in (4096, 16384)
     assert found.best.state == "measured"
+    # It is the value's doing, so it costs one start and not one a round.
+    assert len([each for each in found.tried if each.state == "failed"]) == 1
 
 
 def test_two_settings_of_one_release_are_started_once():
