@@ -171,7 +171,8 @@ def _plot(results: Sequence[Mapping[str, Any]], measure: str) -> dict[str, Any]:
         [span_of(result["workloads"].get(name, {}).get("summary", {}), measure) for name in workloads]
         for result in results
     ]
-    return pages.plot(TITLES[measure], direction(measure), workloads, series)
+    note = f"{direction(measure)}; each workload on its own scale"
+    return pages.plot(TITLES[measure], note, workloads, series, apart=True)
 
 
 def span_of(summary: Mapping[str, Mapping[str, float]], measure: str) -> pages.Span | None:

@@ -31,18 +31,26 @@ class Table:
     note: str = ""
 
 
-def plot(title: str, note: str, labels: Sequence[str], series: Sequence[Sequence[Span | None]]) -> dict[str, Any]:
-    """Bars by label and series, in the units of the drawing: 0 to 100 high, 24 wide each.
+def plot(
+    title: str, note: str, labels: Sequence[str], series: Sequence[Sequence[Span | None]], *, apart: bool = False
+) -> dict[str, Any]:
+    """Bars by label and series, in the units of the drawing: 0 to 100 high, 20 wide and 4 apart.
 
     Args:
         title: what is drawn.
         note: below it.
         labels: of the groups of bars.
         series: of each, one bar a label; None leaves its place empty.
+        apart: each label has a scale of its own, where only the bars at one label are to be compared.
     """
-    spans = [span for bars in series for span in bars if span is not None]
-    most = max((span.high for span in spans), default=0) or 1
-    group = 24 * len(series) + 40
+    tops = [
+        max((span.high for bars in series for span in [bars[place]] if span is not None), default=0)
+        for place in range(len(labels))
+    ]
+    most = [(top if apart else max(tops)) or 1 for top in tops]
+    bars_wide = 24 * len(series) - 4
+    # A letter is about 5 wide.
+    group = max(bars_wide + 16, 5 * max((len(text) for text in labels), default=0) + 12)
     return {
         "title": title,
         "note": note,
@@ -50,12 +58,13 @@ def plot(title: str, note: str, labels: Sequence[str], series: Sequence[Sequence
         "labels": [{"x": group * place + group / 2, "text": text} for place, text in enumerate(labels)],
         "bars": [
             {
-                "x": group * place + 20 + 24 * number,
+                "x": group * place + (group - bars_wide) / 2 + 24 * number,
                 "number": number,
-                "height": 100 * span.middle / most,
-                "low": 100 * span.low / most,
-                "high": 100 * span.high / most,
-                "text": f"{span.middle:.4g}",
+                "height": 100 * span.middle / most[place],
+                "low": 100 * span.low / most[place],
+                "high": 100 * span.high / most[place],
+                # Wider texts would touch those of the next bar.
+                "text": f"{span.middle:.0f}" if span.middle >= 100 else f"{span.middle:.3g}",
             }
             for place in range(len(labels))
             for number, bars in enumerate(series)

@@ -101,12 +101,13 @@ def snippet(item: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
 def _rows(tuned: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
     measures = list(dict.fromkeys((OBJECTIVES[tuned["objective"]], *_SHOWN)))
     rows: list[Sequence[str]] = []
-    for each in tuned["candidates"]:
+    for place, each in enumerate(tuned["candidates"]):
         seen = each["result"].get("summary", {})
         numbers = [f"{seen[name]['median']:.2f}" if name in seen else "-" for name in measures]
         word = each["verdict"] if each["state"] == "measured" else each["state"]
-        rows.append((each["name"], *numbers, word or "-", "chosen" if each["chosen"] else "", f"{each['seconds']:.0f}"))
-    return ("candidate", *(TITLES[name] for name in measures), "", "", "seconds"), rows
+        mark = "chosen" if each["chosen"] else ""
+        rows.append((str(place), each["name"], *numbers, word or "-", mark, f"{each['seconds']:.0f}"))
+    return ("", "candidate", *(TITLES[name] for name in measures), "", "", "seconds"), rows
 
 
 def name_of(tuned: Mapping[str, Any]) -> str:
@@ -132,21 +133,23 @@ def lines(tuned: Mapping[str, Any]) -> list[str]:
 
 def page(tuned: Mapping[str, Any]) -> str:
     """A page of one file: the verdict, the snippet, a plot for each measure, the table, and the reasons."""
-    measured = [each for each in tuned["candidates"] if each["state"] == "measured"]
-    labels = [str(place) for place in range(len(measured))]
+    places = [place for place, each in enumerate(tuned["candidates"]) if each["state"] == "measured"]
+    summaries = [tuned["candidates"][place]["result"]["summary"] for place in places]
     first = OBJECTIVES[tuned["objective"]]
     plots = [
         pages.plot(
-            TITLES[name], direction(name), labels, [[span_of(each["result"]["summary"], name) for each in measured]]
+            TITLES[name],
+            direction(name),
+            [str(place) for place in places],
+            [[span_of(found, name) for found in summaries]],
         )
         for name in dict.fromkeys((first, *MEASURES))
     ]
     header, rows = _rows(tuned)
     reasons = [(each["name"], each["state"], each["reason"]) for each in tuned["candidates"] if each["reason"]]
-    names = [f"{place}: {each['name']}" for place, each in enumerate(measured)]
     return pages.page(
         "Tuning",
-        [name_of(tuned), *tuned["judged"], "Bars by candidate: " + "; ".join(names) + "."],
+        [name_of(tuned), *tuned["judged"], "A bar is the candidate of that number in the table below."],
         [],
         plots,
         [

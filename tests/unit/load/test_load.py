@@ -168,7 +168,7 @@ def test_a_client_that_is_itself_late_is_said():
 
 
 def result():
-    path = Path(__file__).resolve().parents[1] / "fixtures/load.json"
+    path = Path(__file__).resolve().parents[1] / "fixtures/pages/load.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 

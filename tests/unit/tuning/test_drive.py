@@ -190,9 +190,9 @@ def test_the_evidence_is_a_table_a_page_and_two_files(tmp_path):
     tuned, _, _ = tune(PlayedHost(Engine(refuse=lambda setting: setting["max_batched_tokens"] == 16384)))
     lines = report.lines(tuned)
     assert lines[0] == "qwen on gpu-1, 2027-01-02T03:04:05Z: throughput of chat_short (prompts 64)"
-    assert lines[2].split()[:2] == ["present", "790.00"]
-    assert next(line for line in lines if " chosen " in line).startswith(
-        "max_batched_tokens 8192, max_sequences 128, kv"
+    assert lines[2].split()[:3] == ["0", "present", "790.00"]
+    assert "  max_batched_tokens 8192, max_sequences 128, kv_cache_dtype fp8  " in next(
+        line for line in lines if " chosen " in line
     )
     assert "max_batched_tokens 16384: refused: too much. Needed: less. Change: max_batched_tokens." in lines
     assert lines[-1] == "  kv_cache_dtype: fp8"
