@@ -130,7 +130,7 @@ async def first_model(url: str, api_key: str | None, limit_seconds: float) -> st
         raise Refusal(
             found=f"{url}/v1/models lists no model: {type(error).__name__} {error}",
             needed="a server with the OpenAI API",
-            change="the URL, --api-key-file, or --model",
+            change="the URL, --api-key-file, or SSL_CERT_FILE= before the command where the certificate is your own",
         ) from error
 
 
@@ -142,7 +142,8 @@ async def _try_first(session: aiohttp.ClientSession, target: Target) -> None:
         raise Refusal(
             found=f"{target.url} gives no streamed answer to a first request: {seen}",
             needed="one, of the model that is named",
-            change="the URL, --model, --api-key-file, or --no-ignore-eos for a server that does not know ignore_eos",
+            change="the URL, --model, --api-key-file, SSL_CERT_FILE= before the command where the certificate is your "
+            "own, or --no-ignore-eos for a server that does not know ignore_eos",
         )
 
 

@@ -123,7 +123,7 @@ class Tuning:
         *,
         objective: str,
         workload: str,
-        space: Mapping[str, Sequence[Any]],
+        space: Mapping[str, Sequence[Any]] | str,
         budget: Budget,
     ) -> None:
         for name, value, known in (

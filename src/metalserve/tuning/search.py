@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import yaml
+
 from metalserve.benchmarks import judge
 from metalserve.errors import Refusal
 
@@ -90,12 +92,17 @@ class Found:
     ended: str
 
 
-def read_space(given: Mapping[str, Sequence[Any]], present: Setting) -> dict[str, list[Any]]:
+def read_space(given: Mapping[str, Sequence[Any]] | str, present: Setting) -> dict[str, list[Any]]:
     """The values of each field that are tried, the present one among them; without `given` those around the present.
 
+    Args:
+        given: {field: values}, also as the text that comes from `-e name=value` or from a survey.
+        present: value of each field now.
+
     Raises:
-        Refusal: an unknown field, or no list of values.
+        Refusal: no mapping, an unknown field, or no list of values.
     """
+    given = _read_text(given) if isinstance(given, str) else given
     for name, values in given.items():
         if name not in FIELDS:
             raise Refusal(found=f"tune_space with {name!r}", needed=f"of {', '.join(FIELDS)}", change="tune_space")
@@ -107,6 +114,20 @@ def read_space(given: Mapping[str, Sequence[Any]], present: Setting) -> dict[str
     return {
         name: [present[name], *(value for value in values if value != present[name])] for name, values in chosen.items()
     }
+
+
+def _read_text(text: str) -> Mapping[str, Sequence[Any]]:
+    try:
+        found = yaml.safe_load(text) or {}
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise Refusal(
+            found=f"tune_space {text!r}",
+            needed="fields with lists of values, such as {max_sequences: [64, 128]}",
+            change="tune_space",
+        )
+    return found
 
 
 def _around(present: Setting) -> dict[str, list[Any]]:

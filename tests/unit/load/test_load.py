@@ -223,6 +223,7 @@ def test_a_ladder_that_does_not_rise_is_refused(text, capsys):
         (["http://h:1", "--seconds", "0"], "0.0. Needed: more than 0. Change: --seconds"),
         (["http://h:1", "--api-key-file", "/nowhere"], "cannot be read"),
         (["http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models lists no model"),
+        (["http://127.0.0.1:9", "--model", "m"], "to a first request: broken ClientConnectorError"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, said, capsys):

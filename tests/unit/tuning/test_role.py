@@ -24,6 +24,7 @@ LOCK = {
     "models": {MODEL: {"revision": "0123abcd", "files": [{"path": "x", "size_bytes": 2, "sha256": "a" * 64}]}},
 }
 FACTS = catalogue.host_from_shape("1xH800")
+SPACE = {"max_batched_tokens": [8192, 16384], "eager": [True]}
 MODELS_DIR = "/var/lib/metalserve/models"
 # Appended to the modules of the same name, in a copy of the role.
 PLAYED = {
@@ -120,7 +121,7 @@ def tune(roles, root):
             "tune_hosts": ["localhost"],
             "tune_root": str(root),
             "tune_results_dir": str(root / "results"),
-            "tune_space": {"max_batched_tokens": [8192, 16384], "eager": [True]},
+            "tune_space": SPACE,
             "tune_inputs": {"deployments": [QWEN], "lock": LOCK, "models_dir": MODELS_DIR, "relearn": False},
             **variables,
         }
@@ -159,7 +160,7 @@ def starts(root):
 
 def test_candidates_are_tried_and_the_host_gets_its_release_back(tune, root):
     before = releases()["release_id"]
-    rc, text = tune(tune_runs="3", tune_candidates="5")
+    rc, text = tune(tune_runs="3", tune_candidates="5", tune_space=json.dumps(SPACE))
     assert rc == 0, text
     assert releases(max_batched_tokens=16384)["release_id"] in starts(root)
     assert starts(root)[-1] == before

@@ -145,6 +145,9 @@ def test_what_is_tried_without_a_word_is_around_the_present_values():
     }
     # Only what is named, and the present value always.
     assert read_space({"max_sequences": [32]}, PRESENT) == {"max_sequences": [256, 32]}
+    # From `-e` it comes as a text.
+    assert read_space('{"max_sequences": [32]}', PRESENT) == {"max_sequences": [256, 32]}
+    assert read_space("", PRESENT) == read_space({}, PRESENT)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +156,8 @@ def test_what_is_tried_without_a_word_is_around_the_present_values():
         ({"gpus": [1]}, "tune_space with 'gpus'. Needed: of max_batched_tokens, max_sequences"),
         ({"max_sequences": "64"}, "tune_space.max_sequences '64'. Needed: a list of values"),
         ({"eager": []}, "a list of values"),
+        ("[64]", "tune_space '[64]'. Needed: fields with lists of values"),
+        ("{", "tune_space '{'. Needed: fields with lists of values"),
     ],
 )
 def test_another_space_is_refused(space, said):
