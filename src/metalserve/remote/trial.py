@@ -138,7 +138,8 @@ class Trial:
             settings: measure it once more; None does not.
 
         Returns:
-            release (None without a trial), and what `attempt` returns of it.
+            release that is current (None without a trial), and what `attempt` returns of it. What another run has made
+            current meanwhile stays.
 
         Raises:
             TrialError: the former release does not come back.
@@ -148,7 +149,11 @@ class Trial:
         note = read_json_object(self._note)
         if not note:
             return {"release": None, "ok": True, "stage": None, "reason": "", "result": None}
-        former = str(note["former"])
+        former, current = str(note["former"]), active_release(self._root, self._name)
+        if current not in (note["trial"], former):
+            self._clean(note)
+            reason = f"another run has made {current} current meanwhile, which stays"
+            return {"release": current, "ok": False, "stage": None, "reason": reason, "result": None}
         self._come_back(note)
         measured: dict[str, Any] = {"ok": True, "stage": None, "reason": "", "result": None}
         if settings is not None:

@@ -181,11 +181,11 @@ class Tuning:
             told: when, host, and whatever else the document shall hold.
 
         Returns:
-            The document of `report`, None where not even the present release was measured; and why it was broken off,
-            empty where it was not.
+            The document of `report`, None where not even the present release was measured; and what went wrong (why it
+            was broken off, that the host has not come back to its former release), empty where nothing did.
 
         Raises:
-            MetalserveError: it could not begin, or the host has not come back to its former release.
+            MetalserveError: it could not begin.
         """
         begun = call({"state": "begun", "release": _release(self.present), "force": force})
         if begun.get("failed"):
@@ -202,15 +202,13 @@ class Tuning:
             if search.best is not None and search.best.state == "measured":
                 found = Found(search.tried, search.best, f"it was broken off: {broken}")
         except BaseException:
-            self._end(call, {"measure": False})
+            self._end(call, {"measure": False}, say)
             raise
-        back = self._end(call, {"measure": not broken, "workload": self.workload, "force": force}, broken)
-        say(f"{back['release']} is back, proven by its gate")
+        back, lost = self._end(call, {"measure": not broken, "workload": self.workload, "force": force}, say)
+        broken = "\n".join(text for text in (broken, lost) if text)
         if found is None:
             return None, broken
         again = back["result"]["workloads"][self.workload] if back.get("result") else None
-        if not again and not broken:
-            say(f"it could not be measured again: {back.get('reason')}")
         kept = document(found, self.item, objective=self.objective, workload=self.workload, again=again, told=told)
         return {**kept, "release": self.present["release_id"]}, broken
 
@@ -239,16 +237,22 @@ class Tuning:
         measured: Mapping[str, Any] = answer["result"]["workloads"][self.workload]
         return measured
 
-    def _end(self, call: Call, arguments: Mapping[str, Any], broken: str = "") -> Mapping[str, Any]:
-        back = call({"state": "ended", **arguments})
+    def _end(
+        self, call: Call, arguments: Mapping[str, Any], say: Callable[[str], None]
+    ) -> tuple[Mapping[str, Any], str]:
+        """What the module returns, and what is wrong with the host where it has not come back."""
+        back, former = call({"state": "ended", **arguments}), self.present["release_id"]
         if back.get("failed"):
-            raise MetalserveError(
-                (f"{broken}\nAfter that: " if broken else "")
-                + f"The host has not come back to the release {self.present['release_id']}: {back.get('msg')}\n"
+            return {}, (
+                f"The host has not come back to the release {former}: {back.get('msg')}\n"
                 "Needed: that it serves again. Change: what these words say, and run this again, or "
                 "playbooks/rollout.yml: either brings the former release back."
             )
-        return back
+        if back["release"] == former:
+            say(f"{former} is back, proven by its gate")
+        if back.get("reason"):
+            say(str(back["reason"]))
+        return back, ""
 
 
 def _release(release: Mapping[str, Any]) -> dict[str, Any]:

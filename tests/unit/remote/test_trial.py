@@ -200,6 +200,18 @@ def test_a_rollout_heals_as_well_and_the_next_trial_cleans_up_after_it(host, mea
     trial(host, measure).begin(B)
 
 
+def test_what_another_run_has_made_current_stays(host, measure):
+    on = trial(host, measure)
+    on.begin(A)
+    on.attempt(wanted(C), Settings())
+    Rollout(host.root, host).roll_out([wanted(B)])
+    ended = on.end(Settings())
+    assert (ended["release"], ended["ok"], ended["result"]) == (B, False, None)
+    assert ended["reason"] == f"another run has made {B} current meanwhile, which stays"
+    assert host.running["tiny"] == B
+    assert C not in release_ids(host.root, "tiny")
+
+
 def test_a_former_release_that_does_not_come_back_is_said_and_tried_again(host, measure):
     on = trial(host, measure)
     on.begin(A)

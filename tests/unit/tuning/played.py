@@ -51,8 +51,9 @@ class Engine:
         setting = {**PRESENT, **changed}
         if self.refuse(setting):
             raise Refusal(found="too much", needed="less", change="max_batched_tokens")
+        same = self.alike(setting)
         return {
-            "release_id": repr(sorted(self.alike(setting).items(), key=str)),
+            "release_id": "former" if same == self.alike(PRESENT) else repr(sorted(same.items())),
             "setting": setting,
             "files": {},
             "plan": {"max_num_batched_tokens": 2048, "max_num_seqs": 256},

@@ -128,12 +128,18 @@ def test_whatever_breaks_here_ends_the_trial_there():
     assert host.calls == ["begun", "tried", "ended"]
 
 
-def test_a_host_that_does_not_come_back_is_said_with_the_way_out():
-    host = PlayedHost(Engine(), ended={"failed": True, "msg": "unit failed"})
-    with pytest.raises(
-        MetalserveError, match=r"(?s)has not come back.*unit failed.*playbooks/rollout.yml: either brings"
-    ):
-        tune(host)
+def test_a_host_that_does_not_come_back_is_said_with_the_way_out_and_the_evidence_is_kept():
+    tuned, broken, _ = tune(PlayedHost(Engine(), ended={"failed": True, "msg": "unit failed"}))
+    assert broken.startswith("The host has not come back to the release former: unit failed")
+    assert broken.endswith("playbooks/rollout.yml: either brings the former release back.")
+    assert any(each["chosen"] for each in tuned["candidates"])
+
+
+def test_what_another_run_has_made_current_is_said_and_not_called_back():
+    other = {"release": "other", "ok": False, "reason": "another run has made other current", "result": None}
+    _, broken, said = tune(PlayedHost(Engine(), tried={"failed": True, "msg": "no trial"}, ended=other))
+    assert broken == "no trial"
+    assert said == ["another run has made other current"]
 
 
 def test_production_traffic_is_left_alone():
