@@ -210,14 +210,12 @@ def test_a_check_run_tells_what_would_be_tried_and_starts_nothing(tune, root):
     ("variables", "said"),
     [
         ({"tune_deployment": ""}, "No deployment was named. Needed: one of this host"),
-        ({"tune_deployment": "x"}, "no deployment 'x' on this host. Needed: one of qwen"),
         ({"tune_hosts": ["a", "b"]}, "2 hosts would be tuned: a, b. Needed: one"),
         (
             {"tune_gateways": ["localhost"]},
             "localhost:qwen takes traffic of chat, which every candidate would break off. Needed: a host that is "
             "drained. Change: playbooks/ops/drain.yml -e gateway_drain_host=localhost",
         ),
-        ({"tune_space": {"port": [1]}}, "tune_space with 'port'. Needed: of max_batched_tokens"),
     ],
 )
 def test_what_is_refused_changes_nothing(tune, root, variables, said):
