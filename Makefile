@@ -143,6 +143,10 @@ rules: $(VENV)/.dev ## Alerts in promtool's hands: each one firing and silent; n
 dashboards: $(VENV)/.dev ## Make the dashboards' JSON of their code again (for maintainers)
 	python -m metalserve.monitoring.dashboards roles/monitoring/files/dashboards
 
+.PHONY: pictures
+pictures: $(VENV)/.runtime ## Draw the docs' pictures again; needs Debian's chromium (for maintainers)
+	python docs/pictures/make.py
+
 .PHONY: test-fleet
 test-fleet: root $(VENV)/.dev built-lab ## Scenario fleet: rollouts over three hosts with the real vLLM behind one gateway, under load
 	molecule test --scenario-name fleet

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from metalserve import pages
 from metalserve.errors import Refusal
 from metalserve.remote.benchmark import MEASURES, SCHEMA
 
-_TITLES = {
+# What the measures are called for people.
+TITLES = {
     "median_ttft_ms": "time to the first token, half of them, ms",
     "p99_ttft_ms": "time to the first token, 99 %, ms",
     "median_itl_ms": "between two tokens, half of them, ms",
@@ -81,8 +80,8 @@ def table(result: Mapping[str, Any]) -> list[str]:
     for workload, content in result["workloads"].items():
         for measure, values in content["summary"].items():
             numbers = (values["median"], values["least"], values["greatest"])
-            rows.append((workload, _TITLES[measure], *(f"{number:.2f}" for number in numbers)))
-    return [name_of(result), *_aligned(rows)]
+            rows.append((workload, TITLES[measure], *(f"{number:.2f}" for number in numbers)))
+    return [name_of(result), *pages.aligned(rows)]
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -107,7 +106,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
             change="--workload of the benchmark",
         )
     return [
-        _change(name, measure, *(result["workloads"][name]["summary"][measure] for result in (old, new)))
+        judge(name, measure, *(result["workloads"][name]["summary"][measure] for result in (old, new)))
         for name in both
         for measure in MEASURES
         if all(measure in result["workloads"][name]["summary"] for result in (old, new))
@@ -118,7 +117,8 @@ def _asked(asked: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in asked.items())
 
 
-def _change(workload: str, measure: str, old: Mapping[str, float], new: Mapping[str, float]) -> Change:
+def judge(workload: str, measure: str, old: Mapping[str, float], new: Mapping[str, float]) -> Change:
+    """One measure of two results; both are medians with their least and greatest run."""
     overlap = old["least"] <= new["greatest"] and new["least"] <= old["greatest"]
     rises = new["median"] > old["median"]
     verdict = "same" if overlap else "better" if rises == MEASURES[measure] else "worse"
@@ -132,59 +132,55 @@ def comparison(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for change in compare(old, new):
         percent = "-" if change.percent is None else f"{change.percent:+.1f} %"
         medians = (f"{change.old['median']:.2f}", f"{change.new['median']:.2f}")
-        rows.append((change.workload, _TITLES[change.measure], *medians, percent, change.verdict))
-    return [f"old: {name_of(old)}", f"new: {name_of(new)}", *_aligned(rows)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rows.append((change.workload, TITLES[change.measure], *medians, percent, change.verdict))
+    return [f"old: {name_of(old)}", f"new: {name_of(new)}", *pages.aligned(rows)]
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
     """A page of one file with a plot for each measure: bars are medians, lines reach from the least to the greatest."""
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    template = environment.from_string(files("metalserve").joinpath("benchmarks.html.j2").read_text(encoding="utf-8"))
-    return template.render(
-        names=[name_of(result) for result in results],
-        plots=[
-            {
-                "title": title,
-                "better": "more is better" if MEASURES[measure] else "less is better",
-                **_plot(results, measure),
-            }
-            for measure, title in _TITLES.items()
+    changes = compare(*results) if len(results) == 2 else []
+    rows = [
+        (
+            change.workload,
+            TITLES[change.measure],
+            f"{change.old['median']:.2f}",
+            f"{change.new['median']:.2f}",
+            "-" if change.percent is None else f"{change.percent:+.1f} %",
+            change.verdict,
+        )
+        for change in changes
+    ]
+    return pages.page(
+        "Benchmark",
+        ["Bars are medians over the runs; the line on a bar reaches from the least run to the greatest."],
+        [name_of(result) for result in results],
+        [_plot(results, measure) for measure in TITLES],
+        [
+            pages.Table(
+                ("workload", "measure", "first", "second", "change", ""),
+                rows,
+                "“same” says that the runs of both overlap: the difference is within their spread.",
+            )
         ],
-        changes=compare(*results) if len(results) == 2 else [],
-        titles=_TITLES,
     )
 
 
 def _plot(results: Sequence[Mapping[str, Any]], measure: str) -> dict[str, Any]:
-    """Bars by workload and result, in the units of the drawing: 0 to 100 high, 24 wide each."""
     workloads = list(dict.fromkeys(name for result in results for name in result["workloads"]))
-    found = [
-        (place, number, result["workloads"][name]["summary"][measure])
-        for place, name in enumerate(workloads)
-        for number, result in enumerate(results)
-        if measure in result["workloads"].get(name, {}).get("summary", {})
+    series = [
+        [span_of(result["workloads"].get(name, {}).get("summary", {}), measure) for name in workloads]
+        for result in results
     ]
-    most = max((values["greatest"] for _, _, values in found), default=0) or 1
-    group = 24 * len(results) + 40
-    return {
-        "width": group * len(workloads),
-        "labels": [{"x": group * place + group / 2, "text": name} for place, name in enumerate(workloads)],
-        "bars": [
-            {
-                "x": group * place + 20 + 24 * number,
-                "number": number,
-                "height": 100 * values["median"] / most,
-                "low": 100 * values["least"] / most,
-                "high": 100 * values["greatest"] / most,
-                "text": f"{values['median']:.4g}",
-            }
-            for place, number, values in found
-        ],
-    }
+    note = f"{direction(measure)}; each workload on its own scale"
+    return pages.plot(TITLES[measure], note, workloads, series, apart=True)
+
+
+def span_of(summary: Mapping[str, Mapping[str, float]], measure: str) -> pages.Span | None:
+    """The bar of a measure; None where it was not measured."""
+    values = summary.get(measure)
+    return pages.Span(values["median"], values["least"], values["greatest"]) if values else None
+
+
+def direction(measure: str) -> str:
+    """Whether more of a measure is better, in words."""
+    return "more is better" if MEASURES[measure] else "less is better"

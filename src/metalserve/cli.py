@@ -21,6 +21,7 @@ MODULES = {
     "key": "key_command",
     "run": "run_command",
     "bench": "bench_command",
+    "load": "load_command",
 }
 
 

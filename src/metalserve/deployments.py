@@ -239,6 +239,16 @@ def _check_gpus(name: str, gpus: Any) -> None:
         )
 
 
+def with_kept_starts(deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """Names of the deployments for which it decides something what a host keeps of their starts (`Inputs.kept`).
+
+    On GPUs that is what vLLM measured, and whether a release was proven.
+    """
+    if not facts.get("gpus"):
+        return []
+    return [item["name"] for item in deployments if item["engine"] == "vllm" or item.get("eager") == EAGER_FIRST]
+
+
 def check_holders(deployments: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     """Refuse GPUs that an engine of a deployment which has left the inventory still holds.
 

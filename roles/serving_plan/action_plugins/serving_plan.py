@@ -7,7 +7,7 @@ from typing import Any
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
-from metalserve.deployments import EAGER_FIRST, Inputs, normalize, serving_releases
+from metalserve.deployments import Inputs, normalize, serving_releases, with_kept_starts
 from metalserve.errors import MetalserveError
 from metalserve.plain import plain
 
@@ -42,9 +42,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
     def _kept(
         self, deployments: list[dict[str, Any]], given: dict[str, Any], task_vars: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """What the host keeps that decides something on GPUs: what vLLM measured, and whether a release was proven."""
-        names = [item["name"] for item in deployments if item["engine"] == "vllm" or item["eager"] == EAGER_FIRST]
-        if not names or not given["facts"].get("gpus"):
+        """What the host keeps that decides something."""
+        names = with_kept_starts(deployments, given["facts"])
+        if not names:
             return {}
         answer = self._execute_module(
             module_name="serving_starts",

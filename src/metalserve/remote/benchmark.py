@@ -48,6 +48,10 @@ class BenchmarkError(Exception):
     """A benchmark that is not run, or did not come to an end; the text is for a person."""
 
 
+class OthersUseItError(BenchmarkError):
+    """The deployment works on requests of others."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """What is asked: how many requests of how many tokens, so many at a time."""
@@ -139,12 +143,7 @@ def benchmark(
         raise BenchmarkError(
             f"the workload {', '.join(unknown)} does not exist. Needed: of {', '.join(WORKLOADS)}. Change: --workload."
         )
-    requests = _requests(endpoint, metrics_of)
-    if requests and not settings.force:
-        raise BenchmarkError(
-            f"{deployment} works on {requests:.0f} request(s) of others, which a benchmark would slow down. "
-            "Needed: none. Change: drain the host first (playbooks/ops/drain.yml), or --force."
-        )
+    requests = check_unused(deployment, endpoint, metrics_of, force=settings.force)
     when = (now or datetime.datetime.now(datetime.timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -190,6 +189,24 @@ def summary(runs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
         for values in [[float(each[name]) for each in runs if each.get(name) is not None]]
         if values
     }
+
+
+def check_unused(
+    deployment: str, endpoint: Mapping[str, Any], metrics_of: Callable[[str], str] = read_metrics, *, force: bool
+) -> float:
+    """How many requests of others an engine works on; with `force` they are no reason to stop.
+
+    Raises:
+        OthersUseItError: there are some.
+        BenchmarkError: the engine does not answer.
+    """
+    requests = _requests(endpoint, metrics_of)
+    if requests and not force:
+        raise OthersUseItError(
+            f"{deployment} works on {requests:.0f} request(s) of others, which a benchmark would slow down. "
+            "Needed: none. Change: drain the host first (playbooks/ops/drain.yml), or --force."
+        )
+    return requests
 
 
 def _requests(endpoint: Mapping[str, Any], metrics_of: Callable[[str], str]) -> float:

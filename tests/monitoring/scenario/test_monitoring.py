@@ -2,6 +2,8 @@
 the last test leaves the engine stopped."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -173,6 +175,65 @@ def test_nobody_is_disturbed_by_a_benchmark(run_playbook, ask, prometheus):
         assert "Change: drain the host first" in text
     finally:
         prometheus.host.run("systemctl stop long-request.service")
+
+
+def test_a_tuning_ends_with_a_deployment_to_paste_and_the_former_release(run_playbook, serving, host, tmp_path):
+    before = serving.check_output("readlink /etc/metalserve/tiny/current")
+    small = {
+        "serving_deployment": "tiny",
+        "serving_tune_results": str(tmp_path),
+        "tune_runs": 1,
+        "tune_prompts": 4,
+        "tune_concurrency": 2,
+        "tune_candidates": 2,
+        # A million is more than a step has tokens: the planner's word, and no start. A CPU has no graphs to turn off.
+        "tune_space": {"max_sequences": [8, 1000000], "eager": [True]},
+    }
+    rc, text = run_playbook("playbooks/ops/tune.yml", small)
+    assert rc != 0
+    assert f"{ENGINE['host']}:tiny takes traffic of lab-moe-tiny" in text
+    drained = {"gateway_drain_host": ENGINE["host"]}
+    rc, text = run_playbook("playbooks/ops/drain.yml", drained)
+    assert rc == 0, text
+    try:
+        rc, text = run_playbook("playbooks/ops/tune.yml", small)
+        assert rc == 0, text
+    finally:
+        rc, _ = run_playbook("playbooks/ops/undrain.yml", drained)
+    assert rc == 0
+    (document,) = tmp_path.glob("*.json")
+    tuned = json.loads(document.read_text(encoding="utf-8"))
+    states = {each["name"]: each["state"] for each in tuned["candidates"]}
+    assert states["present"] == states["max_sequences 8"] == "measured"
+    assert states["max_sequences 1000000"] == "refused"
+    assert "same" in states.values()
+    assert tuned["present_again"]["runs"]
+    assert yaml.safe_load(tuned["snippet"])[0]["name"] == "tiny"
+    assert serving.check_output("readlink /etc/metalserve/tiny/current") == before
+    assert serving.run("test -e /etc/metalserve/tiny/trial.json").rc != 0
+    assert serving.check_output("systemctl is-active vllm@tiny") == "active"
+
+
+def test_a_ladder_against_the_gateway_is_climbed(host, tmp_path):
+    address = host.check_output("hostname --all-ip-addresses").split()[0]
+    (tmp_path / "gateway.crt").write_text(host.file("/root/gateway.crt").content_string, encoding="utf-8")
+    (tmp_path / "key").write_text("sk-first\n", encoding="utf-8")
+    command = [sys.executable, "-m", "metalserve.cli", "load", f"https://{address}:8443", "--model", "lab-moe-tiny"]
+    command += ["--ladder", "1,2", "--seconds", "5", "--prompt-words", "10", "--answer-tokens", "8", "--json"]
+    done = subprocess.run(
+        [*command, "--api-key-file", str(tmp_path / "key"), "--page", str(tmp_path / "load.html")],
+        env={**os.environ, "SSL_CERT_FILE": str(tmp_path / "gateway.crt")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [(step["concurrency"], step["errors"]) for step in steps] == [(1, {}), (2, {})]
+    assert all(step["answered"] and step["ttft_ms"]["median"] > 0 for step in steps)
+    assert all(step["tokens_per_second"] > 0 for step in steps)
+    assert "Load" in (tmp_path / "load.html").read_text(encoding="utf-8")
 
 
 def test_a_frozen_engine_is_noticed_though_it_answers(prometheus, ask, serving):

@@ -1,0 +1,1 @@
+../../gateway/library/gateway_servers.py

@@ -1,0 +1,1 @@
+../../serving_plan/library/serving_starts.py
