@@ -17,7 +17,7 @@ from .capacity import RECORD_NAME, compare, parse_capacity, read_metrics, record
 from .files import read_json_object, read_text
 from .gate_key import read_api_key
 from .readiness import SLOWEST_READ_BYTES_PER_SECOND, run_command, start_limit, wait_until_ready
-from .rollout import Proof
+from .rollout_types import Proof
 
 ENGINES = ("vllm", "sglang")
 RUNNING = ("active", "running")
