@@ -22,8 +22,9 @@ name: rollout_report
 type: aggregate
 short_description: Report of a rollout
 description:
-  - Prints at the end of a run with playbooks/rollout.yml what each host had before and has now, and writes it as JSON
-    and as an HTML page into C(rollout_report_dir). Silent in all other runs.
+  - Prints at the end of a run with playbooks/rollout.yml, or with one of playbooks/ops that goes the same way, what
+    each host had before and has now, and writes it as JSON and as an HTML page into C(rollout_report_dir). Silent
+    in all other runs.
 author: metalserve
 """
 
@@ -79,7 +80,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
                 host["message"] = None
         check = bool(self._plan["check"])
         rows = report_rows(self._plan, self._hosts)
-        head = summary(rows, check=check)
+        head = summary(rows, check=check, action=self._plan["action"])
         if not self._plan["changes"] and not any(row["message"] for row in rows):
             self._display.display(f"\n{head}")
             return
@@ -91,11 +92,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
 
     def _outcomes(self, host: dict[str, Any], data: dict[str, Any]) -> None:
         facts = data["ansible_facts"]["serving_rollout"]
-        if facts["state"] != "rolled_out":
-            host["back"] += facts["outcomes"]
-        else:
+        if facts["check"] or facts["state"] == self._plan.get("action"):
             host["outcomes"] = facts["outcomes"]
             host["reached"] = not facts["check"] or host["reached"]
+        else:
+            host["back"] += facts["outcomes"]
 
     def _answers(self, host: dict[str, Any], action: str, data: dict[str, Any]) -> None:
         results = data.get("results", [])

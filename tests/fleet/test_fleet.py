@@ -148,6 +148,41 @@ def test_a_host_that_a_person_drained_stays_theirs(host, start, deployments):
     assert start(drain, playbook="playbooks/ops/undrain.yml").end() == 0
 
 
+def test_a_restart_and_a_rollback_lose_no_request(host, start, report):
+    before = {name: current(name) for name in HOSTS}
+    started = {
+        name: on(name, "docker", "inspect", "--format", "{{ .State.StartedAt }}", "metalserve-tiny") for name in HOSTS
+    }
+    one = {"serving_deployment": "tiny"}
+    with Watcher(host) as watcher:
+        run = start(one, f"--limit={HOSTS[0]}", playbook="playbooks/ops/restart.yml")
+        assert run.end() == 0, run.text
+        assert "Restart done: 1 started" in run.text
+        run = start({**one, "serving_reason": "test"}, f"--limit={HOSTS[1]}", playbook="playbooks/ops/rollback.yml")
+        assert run.end() == 0, run.text
+    assert watcher.drained == HOSTS[:2]
+    assert watcher.least >= 2
+    after = {name: current(name) for name in HOSTS}
+    assert [name for name in HOSTS if after[name] != before[name]] == [HOSTS[1]]
+    again = on(HOSTS[0], "docker", "inspect", "--format", "{{ .State.StartedAt }}", "metalserve-tiny")
+    assert again != started[HOSTS[0]]
+    assert report()[HOSTS[1]]["to"] == after[HOSTS[1]]
+    # A second time it goes no further back, and starts nothing.
+    run = start(one, f"--limit={HOSTS[1]}", playbook="playbooks/ops/rollback.yml")
+    assert run.end() == 0, run.text
+    assert f"is back on the release {after[HOSTS[1]]} already" in run.text
+    assert current(HOSTS[1]) == after[HOSTS[1]]
+
+
+def test_a_restart_that_was_killed_in_the_drain_is_run_again(host, start):
+    one = {"serving_deployment": "tiny"}
+    run = start(one, f"--limit={HOSTS[2]}", playbook="playbooks/ops/restart.yml")
+    run.reach(DRAIN, HOSTS[2])
+    run.kill()
+    run = start(one, f"--limit={HOSTS[2]}", playbook="playbooks/ops/restart.yml")
+    assert run.end() == 0, run.text
+
+
 def test_what_is_somebody_elses_in_the_firewall_is_there_still(host):
     for name in HOSTS[:1]:
         assert "table inet somebody" in on(name, "nft", "list", "tables")

@@ -56,6 +56,12 @@ def test_a_host_without_a_change_is_unchanged():
     assert (row["state"], summary([row], check=False)) == ("unchanged", "Rollout done: 1 unchanged")
 
 
+def test_a_retired_deployment_is_stopped():
+    seen = {"h1": {"outcomes": [outcome("old", "old", started=False, stopped=True, wanted=None)], "reached": True}}
+    (row,) = report_rows(plan("h1"), seen)
+    assert summary([row], check=False, action="retired") == "Retirement done: 1 stopped"
+
+
 def test_the_table_is_aligned_and_leaves_out_what_nobody_has():
     lines = report_lines(ROWS)
     assert lines[0].split()[:4] == ["host", "deployment", "from", "to"]
