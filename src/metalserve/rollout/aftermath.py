@@ -61,7 +61,8 @@ def rollout_aftermath(
 def proofs_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`server`, `passed` and `msg` of each gate, from the results of a task that loops with `__rollout_pair`.
 
-    One that could not be asked has not passed.
+    One that could not be asked has not passed, unless it was the gateway that could not be reached: of the host that
+    says nothing.
     """
     return [
         {
@@ -70,7 +71,7 @@ def proofs_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "msg": str(item.get("msg", "")),
         }
         for item in results
-        if "__rollout_pair" in item
+        if "__rollout_pair" in item and not item.get("gateway_lost")
     ]
 
 
@@ -84,7 +85,7 @@ def verdicts_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "server": item["__rollout_pair"]["server"],
         }
         for item in results
-        if "__rollout_pair" in item
+        if "__rollout_pair" in item and not item.get("gateway_lost")
     ]
 
 

@@ -1,6 +1,7 @@
 """Answers of a fleet behind gateways, for lab/simulated: state and what was asked lie in one JSON file.
 
-{hosts: {NAME: {current, previous, lost, fails}}, gateways: {NAME: {drained: {SERVER: by}, lost_at, lost}}, asked: [...]}
+{hosts: {NAME: {current, previous, lost_at, lost, fails}},
+ gateways: {NAME: {drained: {SERVER: by}, busy, lost_at, lost}}, asked: [...]}
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def state() -> Iterator[dict[str, Any]]:
 def answer(host: str, module: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     with state() as known:
         words = [module, host, arguments.get("state"), *(arguments.get("servers") or ())]
-        if arguments.get("_ansible_check_mode"):
-            words.append("check")
+        check = bool(arguments.get("_ansible_check_mode"))
+        words += ["check"] * check
         known["asked"].append(" ".join(filter(None, words)))
         machine = {**known["hosts"], **known["gateways"]}[host]
-        if machine.get("lost_at") and machine["lost_at"] == f"{module} {arguments.get('state')}":
+        if not check and machine.get("lost_at") == f"{module} {arguments.get('state')}":
             machine["lost"] = True
         if machine.get("lost"):
             return None

@@ -63,6 +63,11 @@ def test_a_gate_that_could_not_be_asked_has_not_passed():
     assert after(proofs=[{"__rollout_pair": {"server": "h1:tiny"}, "failed": True, "msg": "gone"}])["back"]
 
 
+def test_a_gateway_that_is_lost_refuses_nothing():
+    lost = {"__rollout_pair": {"server": "h1:tiny"}, "failed": True, "msg": "gone", "gateway_lost": "gw"}
+    assert after(proofs=[lost], verdicts=[lost]) == {"undrain": ["h1:tiny"], "back": [], "stay": {}, "reasons": []}
+
+
 def test_a_host_that_was_not_changed_has_no_release_to_go_back_to():
     mine = {**MINE, "changing": []}
     result = after(mine, activated=fact(started=False), proofs=[proof(False, "no")])

@@ -166,3 +166,45 @@ def test_a_host_that_fails_stays_out_and_the_next_run_heals_it(fleet):
     order = [each for each in fleet.asked if each.startswith("serving_rollout") and not each.endswith("check")]
     assert order[0] == "serving_rollout h2 restarted"
     assert fleet.drained() == {"g1": [], "g2": []}
+
+
+# ---- a gateway that is lost is not the host's loss ----
+
+
+@pytest.mark.parametrize("moment", ["drained", "healthy"])
+def test_a_gateway_that_is_lost_on_the_way_is_told_by_its_name(fleet, moment):
+    fleet.state["gateways"]["g2"]["lost_at"] = f"gateway_servers {moment}"
+    output = fleet.run("restart")
+    assert fleet.rc != 0
+    assert "The gateway g2 could not be reached: no route to host. h1 itself is not lost. Needed: " in output
+    assert "Restart stopped: 1 gateway lost, 2 not begun. The gateway g2 could not be reached" in output
+    assert "unreachable=1" not in output
+    # The other gateway has the host back, and nobody holds its lock.
+    assert fleet.drained()["g1"] == []
+    assert fleet.asked[-2:] == ["rollout_lock g1 released", "rollout_lock g2 released"]
+    assert [each for each in fleet.asked if each.startswith("serving_rollout h2") and not each.endswith("check")] == []
+
+
+def test_a_gateway_that_is_lost_at_the_beginning_is_told_before_anything_is_touched(fleet):
+    fleet.state["gateways"]["g1"]["lost"] = True
+    output = fleet.run("restart")
+    assert fleet.rc != 0
+    assert "The gateway g1 could not be reached: no route to host. h1 itself is not lost." in output
+    assert [each for each in fleet.asked if "looked" not in each and not each.endswith("check")] == []
+
+
+def test_a_gateway_that_is_lost_while_it_is_asked_refuses_no_release(fleet):
+    fleet.state["gateways"]["g2"]["lost_at"] = "endpoint_gate None"
+    output = fleet.run("restart", "--limit=h1")
+    assert fleet.rc != 0
+    assert "Restart stopped: 1 gateway lost. The gateway g2 could not be reached" in output
+    assert fleet.drained()["g1"] == []
+
+
+def test_a_lost_host_is_the_host_s_loss(fleet):
+    fleet.state["hosts"]["h1"]["lost_at"] = "serving_rollout restarted"
+    output = fleet.run("restart")
+    assert fleet.rc != 0
+    assert "The host could not be reached any more while its engines were at work: no route to host" in output
+    assert "The gateway" not in output
+    assert fleet.drained() == {"g1": ["h1:tiny"], "g2": ["h1:tiny"]}

@@ -72,6 +72,18 @@ def test_the_table_is_aligned_and_leaves_out_what_nobody_has():
     assert report_lines(bare)[0].split() == ["host", "deployment", "from", "to", "state"]
 
 
+def test_a_lost_gateway_is_no_lost_host():
+    seen = {
+        "h1": {**SEEN["h3"], "gateway_lost": "gw", "message": "the gateway gw"},
+        "h2": {"outcomes": [outcome("old", "new")], "reached": True, "gateway_lost": "gw", "message": "the gateway gw"},
+        # What was wrong with the host is told, whatever became of the gateway afterwards.
+        "h3": {**SEEN["h5"], "gateway_lost": "gw"},
+    }
+    rows = report_rows(plan(*seen), seen)
+    assert [row["state"] for row in rows] == ["gateway lost", "gateway lost", "failed"]
+    assert summary(rows, check=False) == "Rollout stopped: 2 gateway lost, 1 failed"
+
+
 def test_the_summary_says_that_it_stopped():
     assert summary(ROWS, check=False) == "Rollout stopped: 1 changed, 2 back, 1 not begun, 1 lost, 1 failed"
     assert summary(ROWS[:1], check=False) == "Rollout done: 1 changed"
