@@ -4,6 +4,7 @@ Around each test it is checked that no request has failed, and that all engines 
 """
 
 import copy
+import json
 import subprocess
 import urllib.error
 import urllib.request
@@ -181,6 +182,23 @@ def test_a_restart_that_was_killed_in_the_drain_is_run_again(host, start):
     run.kill()
     run = start(one, f"--limit={HOSTS[2]}", playbook="playbooks/ops/restart.yml")
     assert run.end() == 0, run.text
+
+
+def test_drift_names_the_file_that_somebody_changed(start, tmp_path):
+    unit = "/etc/systemd/system/metalserve-watchdog.service"
+    on(HOSTS[2], "sh", "-c", f"echo '# by hand' >> {unit}")
+    found = {"drift_report_json": str(tmp_path / "drift.json")}
+    run = start({**found, "drift_fail": True}, playbook="playbooks/ops/drift.yml")
+    assert run.end() != 0
+    assert "hosts are not as the inventory wants them, or could not be looked at" in run.text
+    hosts = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["hosts"]
+    assert hosts[HOSTS[2]]["aspects"]["units"] == [f"{unit} is not as it would be written"]
+    assert hosts[HOSTS[0]]["aspects"]["units"] == []
+    assert {name: each["trouble"] for name, each in hosts.items()} == dict.fromkeys(hosts)
+    (gateway,) = (name for name in hosts if name not in HOSTS)
+    assert hosts[gateway]["aspects"]["gateway"] == []
+    assert on(HOSTS[2], "tail", "-n", "1", unit) == "# by hand"
+    on(HOSTS[2], "sed", "-i", "$ d", unit)
 
 
 def test_what_is_somebody_elses_in_the_firewall_is_there_still(host):

@@ -27,8 +27,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
             if not gateway or gateway == host:
                 raise
             message = (
-                f"The gateway {gateway} could not be reached: {str(error).strip().rstrip('.')}. {host} itself is not lost. "
-                f"Needed: a gateway that answers. Change: bring {gateway} back and run again, or take it out of the "
-                "inventory when it is gone for good."
+                f"The gateway {gateway} could not be reached: {str(error).strip().rstrip('.')}. {host} itself is not "
+                f"lost. Needed: a gateway that answers. Change: bring {gateway} back and run again, or take it out of "
+                "the inventory when it is gone for good."
             )
             return {**result, "failed": True, "changed": False, "gateway_lost": gateway, "msg": message}

@@ -28,7 +28,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
                 raise
             # Ansible would count the host as lost in whose name the place of the lock was asked.
             message = (
-                f"{place}, on which the lock of the rollout lies, could not be reached: {str(error).strip().rstrip('.')}. "
+                f"{place}, which keeps the rollout's lock, could not be reached: {str(error).strip().rstrip('.')}. "
                 f"Needed: a machine that answers. Change: bring {place} back and run again."
             )
             return {**result, "failed": True, "changed": False, "place_lost": place, "msg": message}

@@ -20,8 +20,8 @@ def report_rows(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) 
         plan: what `rollout_plan` returns.
         seen: by host: outcomes (of `serving_rollout`, those of the check run where the change was not reached), reached
             (whether it was), proofs (server, passed, msg), verdicts (server, ok, text), back (outcomes of a way back),
-            message (why it failed, None), lost (whether it could not be reached any more), gateway_lost (the gateway that
-            could not be reached in its name, None).
+            message (why it failed, None), lost (whether it could not be reached any more), gateway_lost (the gateway
+            that could not be reached in its name, None).
 
     Returns:
         Rows with the keys of `COLUMNS` and `message`. State is one of unchanged, started, stopped, changed, not begun,
