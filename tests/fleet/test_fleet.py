@@ -6,6 +6,7 @@ Around each test it is checked that no request has failed, and that all engines 
 import copy
 import json
 import subprocess
+import tarfile
 import urllib.error
 import urllib.request
 
@@ -199,6 +200,28 @@ def test_drift_names_the_file_that_somebody_changed(start, tmp_path):
     assert hosts[gateway]["aspects"]["gateway"] == []
     assert on(HOSTS[2], "tail", "-n", "1", unit) == "# by hand"
     on(HOSTS[2], "sed", "-i", "$ d", unit)
+
+
+def test_a_support_bundle_has_the_engine_s_journal_and_no_key(start, inventory, tmp_path):
+    run = start({"support_bundle_dir": str(tmp_path / "support")}, playbook="playbooks/ops/support_bundle.yml")
+    assert run.end() == 0, run.text
+    archives = {path.name.removesuffix(".tar.gz"): path for path in (tmp_path / "support").iterdir()}
+    assert set(HOSTS) < set(archives)
+    texts = {}
+    for name, path in archives.items():
+        with tarfile.open(path) as archive:
+            texts[name] = {each: archive.extractfile(each).read().decode() for each in archive.getnames()}
+    for name in HOSTS:
+        assert "journal/vllm@tiny.service.txt" in texts[name]
+        assert f"releases/tiny/{current(name)}/engine.yaml" in texts[name]
+        assert json.loads(texts[name]["verdict.json"])["verdict"]
+    (gateway,) = set(archives) - set(HOSTS)
+    assert "files/etc/haproxy/haproxy.cfg" in texts[gateway]
+    everything = "".join(text for inside in texts.values() for text in inside.values())
+    clients = yaml.safe_load((inventory / "main.yml").read_text(encoding="utf-8"))["gateways"]["vars"][
+        "gateway_clients"
+    ]
+    assert not [each["name"] for each in clients if each["key_sha256"] in everything]
 
 
 def test_what_is_somebody_elses_in_the_firewall_is_there_still(host):
