@@ -136,7 +136,7 @@ def _as_recorded(directory: Path, wanted: Mapping[str, Any], row: Mapping[str, A
         status = (directory / wanted["path"]).stat()
     except OSError:
         return False
-    return (
+    return bool(
         status.st_size == wanted["size_bytes"]
         and row.get("sha256") == wanted["sha256"]
         and row.get("mtime_ns") == status.st_mtime_ns

@@ -137,7 +137,7 @@ Reader = Callable[[], Union[str, Missing]]
 def _items(root: Path, documents: Mapping[str, Any], limits: Limits, run: Run) -> Iterator[tuple[str, Reader]]:
     """The items by name, what helps most first: when the archive is full, the rest is left out."""
     for name, document in documents.items():
-        yield name, lambda document=document: json.dumps(document, indent=1, sort_keys=True) + "\n"
+        yield name, _document(document)
     releases = root / "etc/metalserve"
     for deployment in deployment_names(releases):
         current = active_release(releases, deployment)
@@ -152,11 +152,15 @@ def _items(root: Path, documents: Mapping[str, Any], limits: Limits, run: Run) -
     for pattern in _FILES:
         for path in sorted(root.glob(pattern)):
             yield f"files/{path.relative_to(root)}", _file(path)
-    journal = ("journalctl", "--no-pager", "-q", "-o", "short-iso", f"--lines={limits.journal_lines}")
-    journal += (f"--since=-{limits.journal_hours}h",)
+    bounds = (f"--lines={limits.journal_lines}", f"--since=-{limits.journal_hours}h")
+    journal = ("journalctl", "--no-pager", "-q", "-o", "short-iso", *bounds)
     units = [f"{engine}@{name}.service" for name in deployment_names(releases) for engine in ("vllm", "sglang")]
     for unit in (*units, *_OTHER_UNITS):
         yield f"journal/{unit}.txt", _command((*journal, f"--unit={unit}"), run)
+
+
+def _document(document: Any) -> Reader:
+    return lambda: json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _file(path: Path) -> Reader:
