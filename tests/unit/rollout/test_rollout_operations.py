@@ -126,6 +126,19 @@ def test_what_is_retired_stays_out(fleet):
     assert fleet.drained() == {"g1": ["h1:tiny"], "g2": ["h1:tiny"]}
 
 
+def test_what_left_the_inventory_is_retired_everywhere(fleet):
+    output = fleet.run("retire", serving_deployments=[])
+    assert fleet.rc == 0, output
+    assert "Retirement done: 3 stopped" in output
+
+
+def test_what_is_still_in_the_inventory_is_not_retired_everywhere(fleet):
+    output = fleet.run("retire")
+    assert fleet.rc != 0
+    assert "without h1:tiny, h2:tiny, h3:tiny, which would go, 0 would be left. Needed: 1" in output
+    assert [each for each in fleet.asked if "looked" not in each and not each.endswith("check")] == []
+
+
 def test_too_few_that_serve_are_refused_before_anything_is_touched(fleet):
     fleet.state["gateways"]["g1"]["drained"] = {"h2:tiny": "operator", "h3:tiny": "operator"}
     output = fleet.run("restart", "--limit=h1")
