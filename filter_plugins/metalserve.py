@@ -197,10 +197,10 @@ def rollout_aftermath(mine: dict[str, Any], **seen: Any) -> dict[str, Any]:
 
 
 def proof_endpoints(
-    endpoints: list[dict[str, Any]], servers: list[str], known: dict[str, list[str]], socket: str
+    outcomes: list[dict[str, Any]], servers: list[str], known: dict[str, list[str]], socket: str
 ) -> list[dict[str, Any]]:
     """What the gate asks of each server through each gateway that knows it."""
-    return aftermath.proof_endpoints(endpoints, servers, known, socket)
+    return aftermath.proof_endpoints(outcomes, servers, known, socket)
 
 
 class FilterModule:

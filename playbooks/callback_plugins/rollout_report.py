@@ -22,8 +22,9 @@ name: rollout_report
 type: aggregate
 short_description: Report of a rollout
 description:
-  - Prints at the end of a run with playbooks/rollout.yml what each host had before and has now, and writes it as JSON
-    and as an HTML page into C(rollout_report_dir). Silent in all other runs.
+  - Prints at the end of a run with playbooks/rollout.yml, or with one of playbooks/ops that goes the same way, what
+    each host had before and has now, and writes it as JSON and as an HTML page into C(rollout_report_dir). Silent
+    in all other runs.
 author: metalserve
 """
 
@@ -45,7 +46,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
 
     def _host(self, result: Any) -> dict[str, Any]:
         empty: dict[str, Any] = {"outcomes": [], "reached": False, "proofs": [], "verdicts": [], "back": []}
-        return self._hosts.setdefault(result.host.get_name(), {**empty, "message": None, "lost": False})
+        empty.update(message=None, lost=False, gateway_lost=None)
+        return self._hosts.setdefault(result.host.get_name(), empty)
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Note what the modules of a rollout have returned."""
@@ -60,6 +62,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Keep why a host failed; the last word counts, because it is the one that sums up."""
         data = result.result
+        for item in (data, *data.get("results", [])):
+            if item.get("gateway_lost"):
+                self._host(result)["gateway_lost"] = str(item["gateway_lost"])
         if result.task.action in ("endpoint_gate", "gateway_servers"):
             self._answers(self._host(result), result.task.action, plain(data))
         messages = [item["msg"] for item in data.get("results", []) if item.get("failed") and item.get("msg")]
@@ -79,7 +84,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
                 host["message"] = None
         check = bool(self._plan["check"])
         rows = report_rows(self._plan, self._hosts)
-        head = summary(rows, check=check)
+        head = summary(rows, check=check, action=self._plan["action"])
+        gone = sorted({host["gateway_lost"] for host in self._hosts.values() if host["gateway_lost"]})
+        head += "".join(f". The gateway {name} could not be reached" for name in gone)
         if not self._plan["changes"] and not any(row["message"] for row in rows):
             self._display.display(f"\n{head}")
             return
@@ -91,11 +98,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
 
     def _outcomes(self, host: dict[str, Any], data: dict[str, Any]) -> None:
         facts = data["ansible_facts"]["serving_rollout"]
-        if facts["state"] != "rolled_out":
-            host["back"] += facts["outcomes"]
-        else:
+        if facts["check"] or facts["state"] == self._plan.get("action"):
             host["outcomes"] = facts["outcomes"]
             host["reached"] = not facts["check"] or host["reached"]
+        else:
+            host["back"] += facts["outcomes"]
 
     def _answers(self, host: dict[str, Any], action: str, data: dict[str, Any]) -> None:
         results = data.get("results", [])

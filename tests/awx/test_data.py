@@ -57,10 +57,12 @@ def test_keys_are_unique_and_every_operation_has_a_template():
     keys = [template["key"] for template in TEMPLATES]
     assert len(set(keys)) == len(keys)
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "playbooks").rglob("*.yml")}
-    # The lock is written into the repository, and a bundle onto a disk to carry away: the controller has neither.
+    # The lock is written into the repository, a bundle onto a disk to carry away, and a support bundle into a directory
+    # of whoever asks for it: the controller has none of them.
     assert there - {template["playbook"] for template in TEMPLATES} == {
         "playbooks/ops/lock.yml",
         "playbooks/ops/bundle.yml",
+        "playbooks/ops/support_bundle.yml",
     }
 
 

@@ -143,7 +143,7 @@ def test_an_unknown_deployment_is_refused_with_its_reason_in_the_events(world):
     job = world.run("rollback", answers={"serving_deployment": "nobody"})
     assert job.status == "failed"
     ((_task, message),) = job.failures()
-    assert "nobody has no release to go back to" in message
+    assert "none of these hosts has a deployment nobody" in message
 
 
 def test_the_command_of_people_without_awx(world):

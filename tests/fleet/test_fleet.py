@@ -4,7 +4,9 @@ Around each test it is checked that no request has failed, and that all engines 
 """
 
 import copy
+import json
 import subprocess
+import tarfile
 import urllib.error
 import urllib.request
 
@@ -146,6 +148,80 @@ def test_a_host_that_a_person_drained_stays_theirs(host, start, deployments):
     assert "changed=0" in run.text
     assert states(host)[f"{HOSTS[2]}:tiny"] == "DRAIN"
     assert start(drain, playbook="playbooks/ops/undrain.yml").end() == 0
+
+
+def test_a_restart_and_a_rollback_lose_no_request(host, start, report):
+    before = {name: current(name) for name in HOSTS}
+    started = {
+        name: on(name, "docker", "inspect", "--format", "{{ .State.StartedAt }}", "metalserve-tiny") for name in HOSTS
+    }
+    one = {"serving_deployment": "tiny"}
+    with Watcher(host) as watcher:
+        run = start(one, f"--limit={HOSTS[0]}", playbook="playbooks/ops/restart.yml")
+        assert run.end() == 0, run.text
+        assert "Restart done: 1 started" in run.text
+        run = start({**one, "serving_reason": "test"}, f"--limit={HOSTS[1]}", playbook="playbooks/ops/rollback.yml")
+        assert run.end() == 0, run.text
+    assert watcher.drained == HOSTS[:2]
+    assert watcher.least >= 2
+    after = {name: current(name) for name in HOSTS}
+    assert [name for name in HOSTS if after[name] != before[name]] == [HOSTS[1]]
+    again = on(HOSTS[0], "docker", "inspect", "--format", "{{ .State.StartedAt }}", "metalserve-tiny")
+    assert again != started[HOSTS[0]]
+    assert report()[HOSTS[1]]["to"] == after[HOSTS[1]]
+    # A second time it goes no further back, and starts nothing.
+    run = start(one, f"--limit={HOSTS[1]}", playbook="playbooks/ops/rollback.yml")
+    assert run.end() == 0, run.text
+    assert f"is back on the release {after[HOSTS[1]]} already" in run.text
+    assert current(HOSTS[1]) == after[HOSTS[1]]
+
+
+def test_a_restart_that_was_killed_in_the_drain_is_run_again(host, start):
+    one = {"serving_deployment": "tiny"}
+    run = start(one, f"--limit={HOSTS[2]}", playbook="playbooks/ops/restart.yml")
+    run.reach(DRAIN, HOSTS[2])
+    run.kill()
+    run = start(one, f"--limit={HOSTS[2]}", playbook="playbooks/ops/restart.yml")
+    assert run.end() == 0, run.text
+
+
+def test_drift_names_the_file_that_somebody_changed(start, tmp_path):
+    unit = "/etc/systemd/system/metalserve-watchdog.service"
+    on(HOSTS[2], "sh", "-c", f"echo '# by hand' >> {unit}")
+    found = {"drift_report_json": str(tmp_path / "drift.json")}
+    run = start({**found, "drift_fail": True}, playbook="playbooks/ops/drift.yml")
+    assert run.end() != 0
+    assert "hosts are not as the inventory wants them, or could not be looked at" in run.text
+    hosts = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["hosts"]
+    assert hosts[HOSTS[2]]["aspects"]["units"] == [f"{unit} is not as it would be written"]
+    assert hosts[HOSTS[0]]["aspects"]["units"] == []
+    assert {name: each["trouble"] for name, each in hosts.items()} == dict.fromkeys(hosts)
+    (gateway,) = (name for name in hosts if name not in HOSTS)
+    assert hosts[gateway]["aspects"]["gateway"] == []
+    assert on(HOSTS[2], "tail", "-n", "1", unit) == "# by hand"
+    on(HOSTS[2], "sed", "-i", "$ d", unit)
+
+
+def test_a_support_bundle_has_the_engine_s_journal_and_no_key(start, inventory, tmp_path):
+    run = start({"support_bundle_dir": str(tmp_path / "support")}, playbook="playbooks/ops/support_bundle.yml")
+    assert run.end() == 0, run.text
+    archives = {path.name.removesuffix(".tar.gz"): path for path in (tmp_path / "support").iterdir()}
+    assert set(HOSTS) < set(archives)
+    texts = {}
+    for name, path in archives.items():
+        with tarfile.open(path) as archive:
+            texts[name] = {each: archive.extractfile(each).read().decode() for each in archive.getnames()}
+    for name in HOSTS:
+        assert "journal/vllm@tiny.service.txt" in texts[name]
+        assert f"releases/tiny/{current(name)}/engine.yaml" in texts[name]
+        assert json.loads(texts[name]["verdict.json"])["verdict"]
+    (gateway,) = set(archives) - set(HOSTS)
+    assert "files/etc/haproxy/haproxy.cfg" in texts[gateway]
+    everything = "".join(text for inside in texts.values() for text in inside.values())
+    clients = yaml.safe_load((inventory / "main.yml").read_text(encoding="utf-8"))["gateways"]["vars"][
+        "gateway_clients"
+    ]
+    assert not [each["name"] for each in clients if each["key_sha256"] in everything]
 
 
 def test_what_is_somebody_elses_in_the_firewall_is_there_still(host):

@@ -49,6 +49,7 @@ VARIABLES = {
     "pools": POOLS,
     "clients": CLIENTS,
     "look": [{"deployment": "qwen", "started": True, "active": "a", "wanted": "b"}],
+    "proven": [{"deployment": "qwen", "endpoint": deployments.gate_endpoints(RELEASES, None)[0]}],
     "mine": {"changing": ["gpu-1:qwen"], "touched": ["gpu-1:qwen"], "known": {"gw-1": ["gpu-1:qwen"]}},
     "sources": {MODEL: ["http://mirror/{key}/{revision}"]},
     "pins": {"vllm": {"version": "0.32.0", "image": "registry:5000/vllm:0.32.0"}},
@@ -121,7 +122,7 @@ ANSWERS = {
         "stay": {},
         "reasons": [],
     },
-    "(releases | gate_endpoints | proof_endpoints(['gpu-1:qwen'], {'gw-1': ['gpu-1:qwen']}, '%2Fs') | first).url": (
+    "(proven | proof_endpoints(['gpu-1:qwen'], {'gw-1': ['gpu-1:qwen']}, '%2Fs') | first).url": (
         "http+unix://%2Fs/gpu-1:qwen"
     ),
     # What comes out are plain types that other filters take.

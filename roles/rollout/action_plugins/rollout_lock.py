@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 from metalserve.controller import has_ended, this_run
@@ -19,7 +20,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
         """Hold or release."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         arguments = {**plain(self._task.args), "holder": this_run()}
-        answer = self._execute_module(module_args=arguments, task_vars=task_vars)
+        try:
+            answer = self._execute_module(module_args=arguments, task_vars=task_vars)
+        except AnsibleConnectionFailure as error:
+            place = self._task.delegate_to
+            if not place or place == (task_vars or {})["inventory_hostname"]:
+                raise
+            # Ansible would count the host as lost in whose name the place of the lock was asked.
+            message = (
+                f"{place}, which keeps the rollout's lock, could not be reached: {str(error).strip().rstrip('.')}. "
+                f"Needed: a machine that answers. Change: bring {place} back and run again."
+            )
+            return {**result, "failed": True, "changed": False, "place_lost": place, "msg": message}
         holder = plain(answer.get("holder") or {})
         if answer.get("failed") and holder and has_ended(holder):
             arguments["take_from"] = holder.get("token", "")

@@ -93,12 +93,16 @@ EXAMPLES = r"""
 RETURN = r"""
 outcomes:
   description: For each deployment C(deployment), C(wanted), C(before), C(active), C(ok), C(message), C(lines),
-    C(started), C(serving), C(seconds), C(gate), C(capacity).
+    C(started), C(stopped), C(serving), C(seconds), C(gate), C(capacity), C(endpoint).
   returned: success
   type: list
   elements: dict
 ansible_facts:
   description: C(serving_rollout) with C(outcomes), C(state), and C(check), whether it was a check run.
+  returned: success
+  type: dict
+taken_up:
+  description: By deployment, the release whose place another one has taken.
   returned: success
   type: dict
 lines:
@@ -119,8 +123,9 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.metalserve_remote.host_lock import HostBusyError, host_lock
 from ansible.module_utils.metalserve_remote.retire import retire
-from ansible.module_utils.metalserve_remote.rollout import Rollout, Wanted
+from ansible.module_utils.metalserve_remote.rollout import Rollout
 from ansible.module_utils.metalserve_remote.rollout_host import GateSettings, HostError, LocalHost
+from ansible.module_utils.metalserve_remote.rollout_types import Wanted
 
 
 def outcomes_of(module: AnsibleModule, root: Path) -> list:
@@ -188,6 +193,7 @@ def main() -> None:
                 "outcomes": [outcome.as_dict() for outcome in outcomes],
             }
         },
+        taken_up={outcome.deployment: outcome.replaced for outcome in outcomes if outcome.replaced},
         lines=[line for outcome in outcomes for line in outcome.lines],
         failures=[outcome.message for outcome in outcomes if not outcome.ok],
         diff=[

@@ -21,8 +21,9 @@ from .host_lock import HostBusyError, host_lock
 from .host_metrics import SETTINGS, write_metrics
 from .release_list import UnknownReleaseError, diff_directories, find_release, list_releases, release_table
 from .releases import deployment_names
-from .rollout import Outcome, Rollout
+from .rollout import Rollout
 from .rollout_host import HostError, LocalHost
+from .rollout_types import Outcome
 from .watchdog import PROGRESS, Settings, Watchdog
 
 DEFAULT_ROOT = Path("/etc/metalserve")

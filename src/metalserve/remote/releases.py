@@ -95,7 +95,7 @@ def mark_good(root: Path, deployment: str, release_id: str) -> bool:
     before = link_target(root, deployment, "good")
     forgiven = refusal_of(root, deployment, release_id) is not None
     if forgiven:
-        (release_directory(root, deployment, release_id) / "refused.json").unlink()
+        forgive(root, deployment, release_id)
     if before == release_id:
         return forgiven
     if before is not None:
@@ -136,6 +136,15 @@ def refuse(root: Path, deployment: str, release_id: str, refused: Refused) -> No
         "circumstances": dict(refused.circumstances),
     }
     write_json(release_directory(root, deployment, release_id) / "refused.json", record)
+
+
+def forgive(root: Path, deployment: str, release_id: str) -> None:
+    """Forget the refusal of a release, if there is one.
+
+    Raises:
+        OSError: the file cannot be removed.
+    """
+    (release_directory(root, deployment, release_id) / "refused.json").unlink(missing_ok=True)
 
 
 def refusal_of(root: Path, deployment: str, release_id: str) -> Optional[Refused]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .releases import active_release
-from .rollout import Outcome
+from .rollout_types import Outcome
 
 
 class Stopper(Protocol):
@@ -29,7 +29,7 @@ def retire(root: Path, host: Stopper, deployment: str, *, purge: bool, dry_run: 
     outcome = Outcome(deployment, None, active=active_release(root, deployment), ok=True)
     units = host.other_units(deployment, "")
     if units:
-        outcome.changed = True
+        outcome.changed = outcome.stopped = True
         outcome.lines.append(f"{deployment}: {', '.join(units)} stopped and disabled")
         for unit in [] if dry_run else units:
             host.stop(unit)

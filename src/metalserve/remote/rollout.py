@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from .files import read_json_object
 from .releases import (
     Refused,
     activate_release,
     active_release,
+    forgive,
     link_target,
     mark_good,
     prune_releases,
     refusal_of,
     refuse,
     release_directory,
+    release_ids,
     stage_release,
 )
+from .rollout_types import Host, Outcome, Proof, Wanted
 
 ENDPOINT_FILE = "endpoint.json"
+# Kept with what was taken back by hand: the release that took its place.
+BACK_TO = "back_to"
 DEFAULT_KEEP = 5
 # What a refusal depends on besides the release itself. When one of these differs, a new try is due.
 WATCHED = {
@@ -36,119 +40,6 @@ WATCHED = {
     "gate": ("unit", "weights", "driver", "gate"),
     "operator": (),
 }
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A release that the inventory asks for; `files` holds its texts by name, `endpoint.json` among them."""
-
-    deployment: str
-    release_id: str
-    files: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Whether a release that was started may take traffic.
-
-    Args:
-        ok: it may.
-        stage: where it ended otherwise: `start` or `gate`.
-        reason: one line for the record.
-        text: all there is to say, several lines.
-        table: the gate's rows.
-        notes: further lines worth showing, such as the capacity against the plan.
-        changed: whether a record beside the release is new.
-        gate: how many of the gate's checks have passed, such as `15 of 15`; empty when it was not asked.
-        capacity: measure, planned and reported of the capacity; empty when it is not known.
-    """
-
-    ok: bool
-    stage: str
-    reason: str
-    text: str
-    table: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    changed: bool = False
-    gate: str = ""
-    capacity: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Host(Protocol):
-    """What a rollout does to a host, apart from files."""
-
-    def running_release(self, deployment: str) -> Optional[str]:
-        """The release of the deployment's container, None without one."""
-
-    def unit_state(self, unit: str) -> str:
-        """`running`, `stopped` or `failing`."""
-
-    def other_units(self, deployment: str, engine: str) -> list[str]:
-        """Units of this deployment for other engines that run or start at boot."""
-
-    def start(self, unit: str) -> None:
-        """Enable the unit and start it (again) with a new budget of starts."""
-
-    def enable(self, unit: str) -> bool:
-        """Have the unit start at boot; returns whether it did not."""
-
-    def stop(self, unit: str) -> None:
-        """Stop the unit and keep it from starting at boot."""
-
-    def prove(self, deployment: str, release_id: str, directory: Path, endpoint: Mapping[str, Any]) -> Proof:
-        """Wait until the engine is ready and run the gate; keep the results beside the release."""
-
-    def circumstances(self, directory: Path, unit: str) -> dict[str, Any]:
-        """What a refusal may depend on besides the release."""
-
-    def now(self) -> str:
-        """The time in UTC, `2027-01-02T01:04:05Z`."""
-
-
-@dataclass
-class Outcome:
-    """What became of one deployment.
-
-    Args:
-        deployment: its name.
-        wanted: the release that was asked for.
-        active: the release that is current at the end.
-        ok: whether the wanted release is current and has passed the gate.
-        message: one paragraph; on failure what was refused and why, and what answers now.
-        lines: what was done and seen, in order.
-        changed: whether anything on the host is (or would be) other than before.
-        started: whether an engine was (or would be) started.
-        pruned: releases that were removed.
-        replaced: the release that was current before, where a rollout has made another one current.
-        before: the release that was current at the beginning.
-        serving: whether the release that is current at the end has passed the gate.
-        seconds: from the beginning of the run on this host to the end of this deployment's proof.
-        gate: of the last proof, see `Proof`.
-        capacity: of the last proof, see `Proof`.
-    """
-
-    deployment: str
-    wanted: Optional[str]
-    active: Optional[str] = None
-    ok: bool = False
-    message: str = ""
-    lines: list[str] = field(default_factory=list)
-    changed: bool = False
-    started: bool = False
-    pruned: list[str] = field(default_factory=list)
-    replaced: Optional[str] = None
-    before: Optional[str] = None
-    serving: bool = False
-    seconds: float = 0.0
-    gate: str = ""
-    capacity: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.before = self.active
-
-    def as_dict(self) -> dict[str, Any]:
-        """The outcome as plain types."""
-        return dict(vars(self))
 
 
 class Rollout:
@@ -167,7 +58,6 @@ class Rollout:
         Raises:
             OSError: a release or a link cannot be written.
         """
-        before = {item.deployment: active_release(self._root, item.deployment) for item in wanted}
         chosen = [self._begin(item, retry_refused) for item in wanted]
         for outcome, target, standing in chosen:
             if not self._dry_run:
@@ -176,12 +66,12 @@ class Rollout:
                 outcome.message = self._standing(outcome, standing, None)
             else:
                 outcome.ok = True
-            if outcome.active != before[outcome.deployment]:
-                outcome.replaced = before[outcome.deployment]
         return [outcome for outcome, _, _ in chosen]
 
     def roll_back(self, deployment: str, release_id: Optional[str], reason: str) -> Outcome:
         """Make another release current and prove it; the one that is left is remembered as taken back by hand.
+
+        A host that is back already is only proven: so a run over many hosts that was killed can be run again.
 
         Args:
             deployment: its name.
@@ -192,8 +82,7 @@ class Rollout:
             OSError: a link cannot be written.
         """
         left = active_release(self._root, deployment)
-        good = self._good(deployment)
-        target = release_id or (good if good != left else link_target(self._root, deployment, "previous"))
+        target = release_id or self._way_back(deployment, left)
         outcome = Outcome(deployment, target, active=left)
         if target is None:
             outcome.message = (
@@ -201,29 +90,65 @@ class Rollout:
                 "here. Needed: one. Change: correct the inventory and run playbooks/rollout.yml."
             )
             return outcome
-        if not (self._directory(deployment, target) / ENDPOINT_FILE).is_file():
+        endpoint = self._endpoint(deployment, target)
+        if not endpoint:
             outcome.message = (
                 f"the release {target} of {deployment} is not on this host. Needed: one of those that "
                 f"`metalserve-host releases {deployment}` lists. Change: serving_release."
             )
             return outcome
-        outcome.changed = outcome.started = left != target
+        outcome.started = left != target or self._stale(deployment, target, str(endpoint["unit"]))
+        outcome.changed = outcome.started
         if self._dry_run:
             outcome.ok = True
             return outcome
-        self._activate_and_start(outcome, target)
+        taken_back = left if left != target else None
+        standing = refusal_of(self._root, deployment, taken_back) if taken_back else None
+        if taken_back:
+            self._take_back(deployment, taken_back, target, reason)
+        if outcome.started:
+            self._activate_and_start(outcome, target)
         self._finish(outcome, target, None)
-        if outcome.ok and left is not None and left != target:
-            unit, directory = self._unit(deployment, left), self._directory(deployment, left)
-            if unit is not None:
-                facts = self._host.circumstances(directory, unit)
-                refuse(self._root, deployment, left, Refused(self._host.now(), "operator", reason, facts))
+        if not taken_back:
+            if outcome.ok and not release_id:
+                outcome.message = (
+                    f"{deployment} is back on the release {target} already, which has passed the gate. To go further "
+                    "back, name a release: serving_release."
+                )
+        elif outcome.ok:
             outcome.message = (
-                f"{deployment} is back on the release {target}, which has passed the gate. The release {left} is "
+                f"{deployment} is back on the release {target}, which has passed the gate. The release {taken_back} is "
                 "remembered as taken back: the next run keeps away from it unless the inventory asks for another one "
                 "or serving_unit_retry_refused is true."
             )
+        elif standing is not None:
+            refuse(self._root, deployment, taken_back, standing)
+        else:
+            forgive(self._root, deployment, taken_back)
         return outcome
+
+    def _way_back(self, deployment: str, left: Optional[str]) -> Optional[str]:
+        """The release to go back to from `left`: where an earlier run was going or has gone, else the last good."""
+        if left is None:
+            return self._good(deployment)
+        begun = self._taken_back_to(deployment, left)
+        if begun is not None:
+            return begun
+        if any(self._taken_back_to(deployment, each) == left for each in release_ids(self._root, deployment)):
+            return left
+        good = self._good(deployment)
+        return good if good != left else link_target(self._root, deployment, "previous")
+
+    def _take_back(self, deployment: str, left: str, target: str, reason: str) -> None:
+        """Remember, before anything is done, that `left` is taken back: a killed run goes on where it stood."""
+        unit = self._unit(deployment, left)
+        if unit is not None:
+            facts = {**self._host.circumstances(self._directory(deployment, left), unit), BACK_TO: target}
+            refuse(self._root, deployment, left, Refused(self._host.now(), "operator", reason, facts))
+
+    def _taken_back_to(self, deployment: str, release_id: str) -> Optional[str]:
+        refused = refusal_of(self._root, deployment, release_id)
+        return refused.circumstances.get(BACK_TO) if refused is not None and refused.stage == "operator" else None
 
     def restart(self, deployment: str) -> Outcome:
         """Start the current release of a deployment again and prove it.
@@ -261,8 +186,7 @@ class Rollout:
         target: str = release_id if standing is None or good is None else good
         endpoint = json.loads(item.files[ENDPOINT_FILE]) if target == release_id else self._endpoint(name, target)
         unit = str(endpoint["unit"])
-        stale = self._host.running_release(name) != target or self._host.unit_state(unit) != "running"
-        if stale or outcome.active != target:
+        if outcome.active != target or self._stale(name, target, unit):
             outcome.changed = outcome.started = True
             outcome.lines.append(f"{name}: {outcome.active or 'nothing'} -> {target}, {unit} is started")
             if not self._dry_run:
@@ -270,6 +194,10 @@ class Rollout:
         elif not self._dry_run:
             outcome.changed = self._host.enable(unit) or outcome.changed
         return outcome, target, standing
+
+    def _stale(self, deployment: str, release_id: str, unit: str) -> bool:
+        """Whether the engine does not run, or runs another release."""
+        return self._host.running_release(deployment) != release_id or self._host.unit_state(unit) != "running"
 
     def _standing_refusal(self, outcome: Outcome, item: Wanted, good: Optional[str]) -> Optional[Refused]:
         """The refusal that still holds for the wanted release, if there is a good one that it would disturb."""
@@ -300,8 +228,9 @@ class Rollout:
         self._host.start(str(endpoint["unit"]))
 
     def _prove(self, outcome: Outcome, target: str) -> Proof:
-        name = outcome.deployment
-        proof = self._host.prove(name, target, self._directory(name, target), self._endpoint(name, target))
+        name, endpoint = outcome.deployment, self._endpoint(outcome.deployment, target)
+        proof = self._host.prove(name, target, self._directory(name, target), endpoint)
+        outcome.endpoint = {**endpoint, "name": name}
         outcome.lines += [*proof.notes, *proof.table]
         outcome.serving, outcome.gate, outcome.capacity = proof.ok, proof.gate, dict(proof.capacity)
         outcome.seconds = round(time.monotonic() - self._began, 1)

@@ -17,7 +17,7 @@ from .capacity import RECORD_NAME, compare, parse_capacity, read_metrics, record
 from .files import read_json_object, read_text
 from .gate_key import read_api_key
 from .readiness import SLOWEST_READ_BYTES_PER_SECOND, run_command, start_limit, wait_until_ready
-from .rollout import Proof
+from .rollout_types import Proof
 
 ENGINES = ("vllm", "sglang")
 RUNNING = ("active", "running")
@@ -94,7 +94,7 @@ class LocalHost:
     def other_units(self, deployment: str, engine: str) -> list[str]:
         """Units of this deployment for other engines that run or start at boot."""
         units = [f"{other}@{deployment}.service" for other in ENGINES if other != engine]
-        return [unit for unit in units if _enabled(unit) or self.unit_state(unit) != "stopped"]
+        return [unit for unit in units if starts_at_boot(unit) or self.unit_state(unit) != "stopped"]
 
     def start(self, unit: str) -> None:
         """Enable the unit and start it with a new budget: what was wrong may be mended now.
@@ -114,7 +114,7 @@ class LocalHost:
         Raises:
             HostError: systemd refuses it.
         """
-        if _enabled(unit):
+        if starts_at_boot(unit):
             return False
         _systemctl("enable", "--quiet", unit)
         return True
@@ -244,7 +244,8 @@ def _systemctl(*words: str, must_succeed: bool = True) -> None:
         raise HostError(f"`systemctl {' '.join(words)}` failed: {done.stderr.strip()}. Needed: a unit that starts.")
 
 
-def _enabled(unit: str) -> bool:
+def starts_at_boot(unit: str) -> bool:
+    """Whether the unit is enabled."""
     return (UNIT_DIRECTORY / "multi-user.target.wants" / unit).is_symlink()
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# What the gate has to know of an endpoint.
+_ASKED = ("name", "model", "served_names", "engine", "thinking")
+
 
 def rollout_aftermath(
     mine: Mapping[str, Any],
@@ -26,8 +29,8 @@ def rollout_aftermath(
         verdicts: results of the watch, see `verdicts_of`.
 
     Returns:
-        undrain (servers), back (deployments whose new release the gateway refused, with `reason`), stay (servers that
-        stay out, with the reason), and reasons (sentences).
+        undrain (servers), back (deployments whose new release the gateway refused, with `reason`; only a rollout goes
+        back by itself), stay (servers that stay out, with the reason), and reasons (sentences).
     """
     outcomes = {item["deployment"]: item for item in (activated or {}).get("outcomes", ())}
     asked, watched = proofs_of(proofs), verdicts_of(verdicts)
@@ -45,7 +48,7 @@ def rollout_aftermath(
             stay[server] = "it is not known what became of it"
         elif not outcome["serving"]:
             stay[server] = "nothing that passes the gate runs there"
-        elif wrong and outcome["ok"] and outcome["started"]:
+        elif wrong and outcome["ok"] and outcome["started"] and activated and activated["state"] == "rolled_out":
             back.append({"server": server, "deployment": deployment, "reason": "; ".join(wrong)})
         elif wrong:
             stay[server] = "; ".join(wrong)
@@ -58,7 +61,8 @@ def rollout_aftermath(
 def proofs_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`server`, `passed` and `msg` of each gate, from the results of a task that loops with `__rollout_pair`.
 
-    One that could not be asked has not passed.
+    One that could not be asked has not passed, unless it was the gateway that could not be reached: of the host that
+    says nothing.
     """
     return [
         {
@@ -67,7 +71,7 @@ def proofs_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "msg": str(item.get("msg", "")),
         }
         for item in results
-        if "__rollout_pair" in item
+        if "__rollout_pair" in item and not item.get("gateway_lost")
     ]
 
 
@@ -81,25 +85,30 @@ def verdicts_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "server": item["__rollout_pair"]["server"],
         }
         for item in results
-        if "__rollout_pair" in item
+        if "__rollout_pair" in item and not item.get("gateway_lost")
     ]
 
 
 def proof_endpoints(
-    endpoints: Sequence[Mapping[str, Any]], servers: Sequence[str], known: Mapping[str, Sequence[str]], socket: str
+    outcomes: Sequence[Mapping[str, Any]], servers: Sequence[str], known: Mapping[str, Sequence[str]], socket: str
 ) -> list[dict[str, Any]]:
     """What the gate asks of each server through each gateway that knows it.
 
     Args:
-        endpoints: what `gate_endpoints` returns for the host's releases.
+        outcomes: those of the fact `serving_rollout`, each with its `endpoint`.
         servers: the servers, `host:deployment`.
         known: names of servers by gateway.
         socket: HAProxy's socket for proofs, in percent-encoding.
 
     Returns:
-        For each pair the endpoint with `gateway`, `server` and its `url`.
+        For each pair name, model, served_names, engine and thinking of the endpoint, with `gateway`, `server` and
+        `url`.
     """
-    by_name = {str(endpoint["name"]): endpoint for endpoint in endpoints}
+    by_name = {
+        str(outcome["deployment"]): {name: outcome["endpoint"][name] for name in _ASKED}
+        for outcome in outcomes
+        if outcome.get("endpoint")
+    }
     return [
         {**by_name[deployment], "gateway": gateway, "server": server, "url": f"http+unix://{socket}/{server}"}
         for server in servers

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metalserve.errors import Refusal
+from metalserve.errors import MetalserveError, Refusal
 
 # Batches where nothing else is said: with gateways, and without.
 DEFAULT_BATCHES = (1, "10%", "100%")
 DEFAULT_BATCHES_WITHOUT_GATEWAY = (1,)
+# What a person asks for of one deployment, and how it is told.
+ACTIONS = {"rolled_back": "takes {} back", "restarted": "restarts {}", "retired": "retires {}"}
 _PERCENT = re.compile(r"(\d{1,3})%")
 
 
@@ -22,6 +24,8 @@ def rollout_plan(
     *,
     batches: Any = (),
     min_serving: Any = "50%",
+    action: str = "rolled_out",
+    deployment: str = "",
 ) -> dict[str, Any]:
     """The order and the batches of a rollout.
 
@@ -34,23 +38,30 @@ def rollout_plan(
             where more at once would leave too little of a model. Empty: 1, 10%, 100% with gateways, else 1.
         min_serving: engines of each model that must serve at any time: a number, a percentage (rounded down, but 1 at
             least), or a mapping of those by model name, with `default` for the others.
+        action: the state of `serving_rollout`: `rolled_out`, or one of `ACTIONS`, whose engines on hosts without the
+            deployment are left alone. What is `retired` does not come back.
+        deployment: of which deployment, for `ACTIONS`.
 
     Returns:
         order (hosts that need no change, then those that change), batch_sizes (over `order`), batches (names of those
         that change), unchanged, changes (whether there is anything to do), gateways (those that run), keep (engines up
-        at any time, by pool), what (one phrase), lines (for people), and hosts: for each host changing (servers that
-        are started), heal (servers that an earlier rollout left drained), touched (both), known (its servers by
-        gateway), releases (deployment, from, to), and parked (servers that a person has drained).
+        at any time, by pool), action, what (one phrase), lines (for people), and hosts: for each host changing (servers
+        that are started or stopped), heal (servers that an earlier rollout left drained), touched (both), known (its
+        servers by gateway), releases (deployment, from, to), and parked (servers that a person has drained).
 
     Raises:
         Refusal: a batch or a number that cannot be read, or too few engines of a model to change any.
+        MetalserveError: no host has the deployment, or one cannot do what is asked for.
     """
+    if action in ACTIONS:
+        names, looks = _acting(names, looks, deployment)
     servers = {
         gateway: {row["name"]: row for row in look.get("servers") or ()}
         for gateway, look in gateways.items()
         if look.get("present")
     }
-    hosts = {name: _host(name, look, servers) for name, look in zip(names, looks, strict=True)}
+    come_back = action != "retired"
+    hosts = {name: _host(name, look, servers, heals=come_back) for name, look in zip(names, looks, strict=True)}
     down = _down(servers)
     changing = [name for name in names if hosts[name]["changing"]]
     # What is out already takes nothing away: first, so that it comes back first.
@@ -59,7 +70,8 @@ def rollout_plan(
     keep = _keep(pools, servers, down, min_serving) if servers else {}
     # What an earlier rollout left drained is proven and back before the first batch.
     back = {server for name in unchanged for server in hosts[name]["heal"]}
-    room = _room(pools, keep, down - back, {server for name in changing for server in hosts[name]["changing"]})
+    servers_changing = {server for name in changing for server in hosts[name]["changing"]}
+    room = _room(pools, keep, down - back, servers_changing, come_back=come_back)
     sizes = _sizes(batches or (DEFAULT_BATCHES if servers else DEFAULT_BATCHES_WITHOUT_GATEWAY), len(changing))
     cut = _batches(changing, sizes, hosts, room, down) if servers else _split(changing, sizes)
     healing = [name for name in unchanged if hosts[name]["heal"]]
@@ -71,24 +83,58 @@ def rollout_plan(
         "changes": bool(changing or healing),
         "gateways": sorted(servers),
         "keep": keep,
-        "what": f"changes {len(changing)} of {len(names)} hosts",
+        "action": action,
+        "what": f"{ACTIONS[action].format(deployment)} on {len(changing)} of {len(names)} hosts"
+        if action in ACTIONS
+        else f"changes {len(changing)} of {len(names)} hosts",
         "lines": _lines(names, hosts, cut, healing, gateways, keep),
         "hosts": hosts,
     }
 
 
-def _host(name: str, look: Sequence[Mapping[str, Any]], servers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _acting(
+    names: Sequence[str], looks: Sequence[Sequence[Mapping[str, Any]]], deployment: str
+) -> tuple[list[str], list[Sequence[Mapping[str, Any]]]]:
+    """The hosts that have the deployment.
+
+    Raises:
+        Refusal: none has it.
+        MetalserveError: one of them cannot do what is asked for, in its own words.
+    """
+    here = [(name, look) for name, look in zip(names, looks, strict=True) if any(_present(item) for item in look)]
+    if not here:
+        raise Refusal(
+            found=f"none of these hosts has a deployment {deployment}: {', '.join(names)}",
+            needed="one of those that playbooks/ops/releases.yml lists",
+            change="serving_deployment, or --limit",
+        )
+    unable = [f"{name}: {item['message']}" for name, look in here for item in look if not item["ok"]]
+    if unable:
+        raise MetalserveError("\n".join(unable))
+    return [name for name, _ in here], [look for _, look in here]
+
+
+def _present(item: Mapping[str, Any]) -> bool:
+    return bool(item["active"] or item["ok"])
+
+
+def _host(
+    name: str, look: Sequence[Mapping[str, Any]], servers: Mapping[str, Mapping[str, Any]], *, heals: bool
+) -> dict[str, Any]:
     own = {
         gateway: sorted(server for server in rows if server.partition(":")[0] == name)
         for gateway, rows in servers.items()
     }
-    changing = sorted(f"{name}:{item['deployment']}" for item in look if item["started"])
+    interrupted = [item for item in look if item["started"] or item.get("stopped")]
+    changing = sorted(f"{name}:{item['deployment']}" for item in interrupted)
+    # What is not looked at here cannot be proven, such as the other deployments while one is restarted.
+    known = {f"{name}:{item['deployment']}" for item in look} if heals else set()
     heal = sorted(
         {
             server
             for gateway, mine in own.items()
             for server in mine
-            if servers[gateway][server]["drained_by"] == "rollout" and server not in changing
+            if servers[gateway][server]["drained_by"] == "rollout" and server in known.difference(changing)
         }
     )
     return {
@@ -97,9 +143,7 @@ def _host(name: str, look: Sequence[Mapping[str, Any]], servers: Mapping[str, Ma
         "touched": sorted({*changing, *heal}),
         "known": own,
         "releases": [
-            {"deployment": item["deployment"], "from": item["active"], "to": item["wanted"]}
-            for item in look
-            if item["started"]
+            {"deployment": item["deployment"], "from": item["active"], "to": item["wanted"]} for item in interrupted
         ],
         "parked": sorted(
             {
@@ -155,12 +199,12 @@ def needed(replicas: int, wanted: Any) -> int:
 
 
 def _room(
-    pools: Sequence[Mapping[str, Any]], keep: Mapping[str, int], down: set[str], changing: set[str]
-) -> dict[str, tuple[str, int]]:
+    pools: Sequence[Mapping[str, Any]], keep: Mapping[str, int], down: set[str], changing: set[str], *, come_back: bool
+) -> dict[str, list[tuple[str, int]]]:
     """For each server that changes and is up, the pools in which it counts, with how many may be out at once there.
 
     Raises:
-        Refusal: not even one may.
+        Refusal: not even one may, or, where they do not come back, not all of them.
     """
     room: dict[str, list[tuple[str, int]]] = {}
     for pool in pools:
@@ -168,20 +212,26 @@ def _room(
             continue
         mine = [server["name"] for server in pool["servers"]]
         lost = [name for name in mine if name in down and name not in changing]
+        out = [name for name in mine if name in changing and name not in down]
+        away = out[:1] if come_back else out
         spare = len(mine) - keep[pool["name"]] - len(lost)
-        for name in mine:
-            if name in changing and name not in down:
-                if spare < 1:
-                    gone = f", of which {', '.join(lost)} serve nobody now" if lost else ""
-                    raise Refusal(
-                        found=f"{', '.join(pool['models'])} has {len(mine)} engines behind the gateway{gone}; without "
-                        f"{name}, which changes, {len(mine) - len(lost) - 1} would be left",
-                        needed=f"{keep[pool['name']]} that serve at any time",
-                        change="rollout_min_serving (0 lets the model be away for the time of its restart), or bring "
-                        "further engines up",
-                    )
-                room.setdefault(name, []).append((pool["name"], spare))
-    return room  # type: ignore[return-value]
+        if not come_back:
+            # Those that change and serve nobody now do not come back either.
+            spare -= sum(name in changing and name in down for name in mine)
+        if away and spare < len(away):
+            gone = f", of which {', '.join(lost)} serve nobody now" if lost else ""
+            raise Refusal(
+                found=f"{', '.join(pool['models'])} has {len(mine)} engines behind the gateway{gone}; without "
+                f"{', '.join(away)}, which {'changes' if come_back else 'would go'}, "
+                f"{spare + keep[pool['name']] - len(away)} would be left",
+                needed=f"{keep[pool['name']]} that serve at any time",
+                change="rollout_min_serving (0 lets the model be away"
+                + (" for the time of its restart" if come_back else "")
+                + "), or bring further engines up",
+            )
+        for name in out:
+            room.setdefault(name, []).append((pool["name"], spare))
+    return room
 
 
 def _sizes(batches: Any, total: int) -> list[int]:
@@ -237,6 +287,14 @@ def _batches(
     return cut
 
 
+def _change(item: Mapping[str, Any]) -> str:
+    if item["to"] is None:
+        return f"{item['deployment']} {item['from'] or 'without a release'} is stopped"
+    if item["from"] == item["to"]:
+        return f"{item['deployment']} {item['to']} is started again"
+    return f"{item['deployment']} {item['from'] or 'nothing'} -> {item['to']}"
+
+
 def _lines(
     names: Sequence[str],
     hosts: Mapping[str, Any],
@@ -249,9 +307,7 @@ def _lines(
     lines = [f"{count} of {len(names)} hosts change" + (f", in {len(cut)} batches:" if count else ".")]
     for number, batch in enumerate(cut, 1):
         for name in batch:
-            changes = ", ".join(
-                f"{item['deployment']} {item['from'] or 'nothing'} -> {item['to']}" for item in hosts[name]["releases"]
-            )
+            changes = ", ".join(map(_change, hosts[name]["releases"]))
             lines.append(f"  {number}. {name}: {changes}")
     lines += [f"An earlier rollout left {name} drained: it is proven and put back." for name in healing]
     for name in names:

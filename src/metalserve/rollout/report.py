@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment
 
 COLUMNS = ("host", "deployment", "from", "to", "state", "seconds", "gate", "gateway", "watched", "planned", "measured")
+_WORDS = {"rolled_out": "Rollout", "rolled_back": "Rollback", "restarted": "Restart", "retired": "Retirement"}
 _TITLES = {"planned": "planned tokens", "measured": "measured tokens"}
 
 
@@ -19,11 +20,12 @@ def report_rows(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) 
         plan: what `rollout_plan` returns.
         seen: by host: outcomes (of `serving_rollout`, those of the check run where the change was not reached), reached
             (whether it was), proofs (server, passed, msg), verdicts (server, ok, text), back (outcomes of a way back),
-            message (why it failed, None), lost (whether it could not be reached any more).
+            message (why it failed, None), lost (whether it could not be reached any more), gateway_lost (the gateway
+            that could not be reached in its name, None).
 
     Returns:
-        Rows with the keys of `COLUMNS` and `message`. State is one of unchanged, started, changed, not begun, back,
-        failed, lost, and in a check run would change.
+        Rows with the keys of `COLUMNS` and `message`. State is one of unchanged, started, stopped, changed, not begun,
+        back, failed, lost, gateway lost, and in a check run would change.
     """
     rows = []
     for name in plan["order"]:
@@ -63,6 +65,8 @@ def _state(host: Mapping[str, Any], outcome: Mapping[str, Any], back: Any, chang
         return "lost"
     if back is not None:
         return "back" if back["serving"] else "failed"
+    if host.get("gateway_lost") and host.get("message") and (outcome["ok"] or not host.get("reached")):
+        return "gateway lost"
     if not host.get("reached"):
         return "not begun" if changing or host.get("message") else "unchanged"
     if outcome["ok"]:
@@ -73,6 +77,8 @@ def _state(host: Mapping[str, Any], outcome: Mapping[str, Any], back: Any, chang
         ]
         if failed and host.get("message"):
             return "failed"
+        if outcome.get("stopped"):
+            return "stopped"
         return "changed" if outcome["before"] != outcome["active"] else "started" if outcome["started"] else "unchanged"
     return "back" if outcome["serving"] else "failed"
 
@@ -86,14 +92,14 @@ def report_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
-def summary(rows: Sequence[Mapping[str, Any]], *, check: bool) -> str:
-    """What became of the rollout, in one sentence."""
+def summary(rows: Sequence[Mapping[str, Any]], *, check: bool, action: str = "rolled_out") -> str:
+    """What became of the rollout, or of what else was done host by host, in one sentence."""
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     if check:
         return f"Check run: {counts}; nothing was changed"
-    stopped = any(state in ("back", "failed", "lost", "not begun") for state in states)
-    return f"Rollout {'stopped' if stopped else 'done'}: {counts or 'no host'}"
+    stopped = any(state in ("back", "failed", "lost", "gateway lost", "not begun") for state in states)
+    return f"{_WORDS[action]} {'stopped' if stopped else 'done'}: {counts or 'no host'}"
 
 
 def report_html(document: Mapping[str, Any]) -> str:

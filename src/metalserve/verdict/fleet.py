@@ -24,7 +24,7 @@ def fleet_table(verdicts: Verdicts) -> list[str]:
     for host, verdict in verdicts.items():
         cells = [_cell(verdict["checks"], group) for group in GROUPS]
         rows.append((host, _WORDS[verdict["verdict"]], *cells))
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _cell(checks: Sequence[Mapping[str, Any]], group: str) -> str:
@@ -32,7 +32,8 @@ def _cell(checks: Sequence[Mapping[str, Any]], group: str) -> str:
     return _WORDS[worst(verdicts)] if verdicts else _NOTHING
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines whose columns stand below each other."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -47,7 +48,7 @@ def fleet_remarks(verdicts: Verdicts) -> list[str]:
     lines = []
     for level in (REFUSED, AFTER, WARN):
         lines += [
-            f"{_WORDS[level]:<7}  {_hosts(hosts)}: {name}: {text}"
+            f"{_WORDS[level]:<7}  {hosts_named(hosts)}: {name}: {text}"
             for (verdict, name, text), hosts in found.items()
             if verdict == level
         ]
@@ -59,7 +60,8 @@ def _sentence(check: Mapping[str, Any]) -> str:
     return f"{check['action']}. {text}" if check["action"] else text
 
 
-def _hosts(hosts: Sequence[str]) -> str:
+def hosts_named(hosts: Sequence[str]) -> str:
+    """A few hosts by name, and how many more."""
     if len(hosts) <= _HOSTS_NAMED:
         return ", ".join(hosts)
     return f"{', '.join(hosts[:_HOSTS_NAMED])} and {len(hosts) - _HOSTS_NAMED} more"
@@ -77,7 +79,7 @@ def fleet_plan(plans: Mapping[str, Sequence[str]]) -> list[str]:
             same.setdefault(tuple(lines), []).append(host)
     out: list[str] = []
     for lines, hosts in same.items():
-        out += [f"{_hosts(hosts)}:", *(f"  {line}" for line in lines)]
+        out += [f"{hosts_named(hosts)}:", *(f"  {line}" for line in lines)]
     return out
 
 
@@ -94,7 +96,7 @@ def fleet_refusal(verdicts: Verdicts) -> Refusal | None:
     if not bad:
         return None
     return Refusal(
-        found=f"{len(bad)} of {len(verdicts)} hosts are refused: {_hosts(bad)}",
+        found=f"{len(bad)} of {len(verdicts)} hosts are refused: {hosts_named(bad)}",
         needed="no refused host; nothing has been changed on any of them",
         change="what each line marked REFUSED above says, or leave those hosts out with --limit",
     )

@@ -17,7 +17,8 @@ from metalserve.remote.releases import (
     stage_release,
 )
 from metalserve.remote.retire import retire
-from metalserve.remote.rollout import Outcome, Proof, Rollout, Wanted
+from metalserve.remote.rollout import Rollout
+from metalserve.remote.rollout_types import Outcome, Proof, Wanted
 
 A, B, C = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 UNIT = "vllm@tiny.service"
@@ -505,3 +506,70 @@ def test_a_release_that_was_refused_has_replaced_nothing(world):
 def test_a_check_run_replaces_nothing(world):
     world.one(A)
     assert world.one(B, dry_run=True).replaced is None
+
+
+# ---- a rollback that was killed is run again ----
+
+
+def test_going_back_a_second_time_goes_no_further(world):
+    world.one(A)
+    world.one(B)
+    world.one(C)
+    assert world.back().active == B
+    again = world.back()
+    assert (again.ok, again.changed, again.started, again.active) == (True, False, False, B)
+    assert world.host.did == ["prove b"]
+    assert "is back on the release bbbbbbbbbbbb already" in again.message
+    assert world.back(A).active == A
+
+
+@pytest.mark.parametrize(("moment", "current"), [("start", "b"), ("prove", "b")])
+def test_a_rollback_killed_in_between_goes_on_to_where_it_went(world, moment, current):
+    world.one(A)
+    world.one(B)
+    world.one(C)
+    world.host.die_at = moment
+    with pytest.raises(KeyboardInterrupt):
+        world.back()
+    assert world.links["current"] == current
+    world.host.die_at = ""
+    assert world.back().active == B
+    assert refusal_of(world.root, "tiny", C).stage == "operator"
+    assert world.links == {"current": "b", "good": "b", "previous": "c"}
+
+
+def test_a_rollback_killed_before_anything_is_activated_goes_on_too(world):
+    world.one(A)
+    world.one(B)
+    rollout = Rollout(world.root, world.host)
+    rollout._take_back("tiny", B, A, "slow")
+    assert rollout.roll_back("tiny", None, "slow").active == A
+
+
+def test_a_rollback_that_fails_leaves_no_word_of_it(world):
+    world.one(A)
+    world.one(B)
+    world.host.verdicts[A] = ("start", "weights are gone")
+    assert world.back().active == B
+    assert refusal_of(world.root, "tiny", B) is None
+
+
+def test_a_check_run_of_a_rollback_says_what_would_start(world):
+    world.one(A)
+    world.one(B)
+    outcome = Rollout(world.root, world.host, dry_run=True).roll_back("tiny", None, "slow")
+    assert (outcome.started, outcome.active, outcome.wanted) == (True, B, A)
+    assert world.links["current"] == "b"
+
+
+def test_an_outcome_says_how_what_was_proven_is_asked(world):
+    endpoint = world.one(A).endpoint
+    assert (endpoint["name"], endpoint["model"]) == ("tiny", "m")
+    assert world.one(B, dry_run=True).endpoint == {}
+
+
+def test_retiring_says_whether_an_engine_stops(world):
+    world.one(A)
+    assert retire(world.root, world.host, "tiny", purge=False, dry_run=True).stopped
+    retire(world.root, world.host, "tiny", purge=False, dry_run=False)
+    assert not retire(world.root, world.host, "tiny", purge=False, dry_run=False).stopped

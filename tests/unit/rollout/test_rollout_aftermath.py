@@ -7,9 +7,9 @@ from metalserve.rollout.aftermath import proof_endpoints, rollout_aftermath
 MINE = {"changing": ["h1:tiny"], "touched": ["h1:tiny"], "known": {"gw": ["h1:tiny"]}}
 
 
-def fact(*, check=False, ok=True, serving=True, started=True):
+def fact(*, check=False, ok=True, serving=True, started=True, state="rolled_out"):
     outcome = {"deployment": "tiny", "ok": ok, "serving": serving, "started": started}
-    return {"check": check, "state": "rolled_out", "outcomes": [outcome]}
+    return {"check": check, "state": state, "outcomes": [outcome]}
 
 
 def after(mine=MINE, **seen):
@@ -48,6 +48,11 @@ def test_what_the_gateway_refuses_goes_back_to_the_release_before():
     assert result["reasons"] == ["h1:tiny through the gateway: stream: no end"]
 
 
+def test_only_a_rollout_goes_back_by_itself():
+    result = after(activated=fact(state="restarted"), proofs=[proof(False, "stream: no end")])
+    assert (result["back"], result["stay"]) == ([], {"h1:tiny": "stream: no end"})
+
+
 def test_what_serves_worse_goes_back_too():
     verdict = {"__rollout_pair": {"server": "h1:tiny"}, "verdict": {"ok": False, "text": "9 requests, 9 failed"}}
     result = after(proofs=[proof(True)], verdicts=[verdict])
@@ -56,6 +61,11 @@ def test_what_serves_worse_goes_back_too():
 
 def test_a_gate_that_could_not_be_asked_has_not_passed():
     assert after(proofs=[{"__rollout_pair": {"server": "h1:tiny"}, "failed": True, "msg": "gone"}])["back"]
+
+
+def test_a_gateway_that_is_lost_refuses_nothing():
+    lost = {"__rollout_pair": {"server": "h1:tiny"}, "failed": True, "msg": "gone", "gateway_lost": "gw"}
+    assert after(proofs=[lost], verdicts=[lost]) == {"undrain": ["h1:tiny"], "back": [], "stay": {}, "reasons": []}
 
 
 def test_a_host_that_was_not_changed_has_no_release_to_go_back_to():
@@ -69,13 +79,14 @@ def test_all_is_well_means_nothing_to_say():
 
 
 def test_each_server_is_asked_through_each_gateway_that_knows_it():
-    endpoints = [
-        {"name": "tiny", "url": "http://127.0.0.1:8000", "model": "m"},
-        {"name": "other", "url": "x", "model": "n"},
-    ]
+    endpoint = {"url": "http://127.0.0.1:8000", "model": "m", "served_names": [], "engine": "vllm", "thinking": "off"}
+    outcomes = [
+        {"deployment": name, "endpoint": {**endpoint, "name": name, "unit": "u"}} for name in ("tiny", "other")
+    ] + [{"deployment": "unproven", "endpoint": {}}]
     known = {"gw-1": ["h1:tiny"], "gw-2": [], "gw-3": ["h1:tiny", "h1:other"]}
-    pairs = proof_endpoints(endpoints, ["h1:tiny"], known, "%2Fs")
+    pairs = proof_endpoints(outcomes, ["h1:tiny"], known, "%2Fs")
     assert [(pair["gateway"], pair["url"]) for pair in pairs] == [
         ("gw-1", "http+unix://%2Fs/h1:tiny"),
         ("gw-3", "http+unix://%2Fs/h1:tiny"),
     ]
+    assert set(pairs[0]) == {"name", "url", "model", "served_names", "engine", "thinking", "gateway", "server"}

@@ -50,11 +50,12 @@ def callback(shown):
     return plugin
 
 
-def begin(callback, tmp_path, *, check=False):
-    planned = rollout_plan(["h1", "h2"], [[LOOK], [LOOK]], {}, [])
+def begin(callback, tmp_path, *, check=False, action="rolled_out", look=LOOK):
+    looks = [[{**look, "ok": action != "rolled_out"}]] * 2
+    planned = rollout_plan(["h1", "h2"], looks, {}, [], action=action, deployment="tiny")
     plan = {**planned, "check": check, "report_dir": str(tmp_path / "reports")}
     for host in ("h1", "h2"):
-        callback.v2_runner_on_ok(outcomes(host, LOOK, check=True))
+        callback.v2_runner_on_ok(outcomes(host, look, check=True, state=action))
     callback.v2_runner_on_ok(result("h1", "ansible.builtin.set_fact", ansible_facts={"rollout_plan": plan}))
 
 
@@ -101,6 +102,14 @@ def test_the_last_word_of_a_host_is_why_it_stopped(callback, shown, tmp_path):
     (path,) = (tmp_path / "reports").glob("*.json")
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [(row["state"], row["message"]) for row in rows] == [("back", "too few engines"), ("not begun", None)]
+
+
+def test_a_restart_is_no_way_back(callback, shown, tmp_path):
+    begin(callback, tmp_path, action="restarted", look={**LOOK, "wanted": "old"})
+    for host in ("h1", "h2"):
+        callback.v2_runner_on_ok(outcomes(host, {**DONE, "active": "old"}, state="restarted"))
+    end(callback)
+    assert "Restart done: 2 started" in shown[0]
 
 
 def test_a_check_run_writes_nothing(callback, shown, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metalserve.errors import Refusal
+from metalserve.errors import MetalserveError, Refusal
 from metalserve.rollout.plan import needed, rollout_plan
 
 
@@ -142,6 +142,67 @@ def test_an_engine_that_the_gateway_does_not_know_is_named():
     gateways = {"gw": {"present": True, "servers": []}}
     lines = rollout_plan(["h1"], [look()], gateways, [pool("h1:tiny")])["lines"]
     assert any(line.startswith("gw does not know h1:tiny yet") for line in lines)
+
+
+# ---- what a person asks for of one deployment ----
+
+
+def ask(action, looks, *, servers=None, **options):
+    names = [f"h{number}" for number in range(1, len(looks) + 1)]
+    rows = [row(f"{name}:tiny") for name in names] if servers is None else servers
+    gateways = {"gw": {"present": True, "servers": rows}}
+    pools = [pool(*(f"{name}:tiny" for name in names))]
+    return rollout_plan(names, looks, gateways, pools, batches=[1], action=action, deployment="tiny", **options)
+
+
+def seen(active="old", *, wanted="old", ok=True, started=False, stopped=False, message=""):
+    return [
+        {"deployment": "tiny", "active": active, "wanted": wanted, "ok": ok, "started": started, "stopped": stopped,
+         "message": message},
+    ]  # fmt: skip
+
+
+def test_one_host_after_another_is_restarted_and_hosts_without_the_deployment_are_left_alone():
+    plan = ask("restarted", [seen(started=True), seen(None, wanted=None, ok=False, message="none"), seen(started=True)])
+    assert plan["order"] == ["h1", "h3"]
+    assert plan["batches"] == [["h1"], ["h3"]]
+    assert (plan["action"], plan["what"]) == ("restarted", "restarts tiny on 2 of 2 hosts")
+    assert "  1. h1: tiny old is started again" in plan["lines"]
+
+
+def test_what_nobody_has_is_refused_and_so_is_what_one_host_cannot_do():
+    with pytest.raises(Refusal, match="none of these hosts has a deployment tiny: h1, h2"):
+        ask("restarted", [seen(None, ok=False), seen(None, ok=False)])
+    with pytest.raises(MetalserveError, match=r"^h2: tiny has no release to go back to$"):
+        ask("rolled_back", [seen(started=True), seen(ok=False, message="tiny has no release to go back to")])
+
+
+def test_a_restart_keeps_as_many_up_as_a_rollout():
+    with pytest.raises(Refusal, match="without h1:tiny, which changes, 0 would be left"):
+        ask("restarted", [seen(started=True)])
+    assert ask("restarted", [seen(started=True)], min_serving=0)["batches"] == [["h1"]]
+
+
+def test_what_is_retired_does_not_come_back():
+    gone = [seen(wanted=None, stopped=True)]
+    assert ask("retired", gone * 2 + [seen(wanted=None)] * 2)["batches"] == [["h1"], ["h2"]]
+    with pytest.raises(Refusal, match=r"without h1:tiny, h2:tiny, h3:tiny, which would go, 1 would be left. Needed: 2"):
+        ask("retired", gone * 3 + [seen(wanted=None)])
+    assert "  3. h3: tiny old is stopped" in ask("retired", gone * 3, min_serving=0)["lines"]
+
+
+def test_engines_that_are_out_and_retired_do_not_come_back_either():
+    servers = [row("h1:tiny", up=False), row("h2:tiny"), row("h3:tiny"), row("h4:tiny")]
+    gone = [seen(wanted=None, stopped=True)]
+    with pytest.raises(Refusal, match=r"1 would be left. Needed: 2"):
+        ask("retired", gone * 3 + [seen(wanted=None)], servers=servers)
+
+
+def test_what_is_not_looked_at_is_not_healed():
+    servers = [row("h1:tiny", drained_by="rollout", up=False), row("h1:other", drained_by="rollout", up=False)]
+    plan = ask("rolled_back", [seen()], servers=servers)
+    assert plan["hosts"]["h1"]["heal"] == ["h1:tiny"]
+    assert ask("retired", [seen(wanted=None)], servers=servers)["hosts"]["h1"]["heal"] == []
 
 
 @pytest.mark.parametrize("batch", [0, "x", "-1", "200 %"])

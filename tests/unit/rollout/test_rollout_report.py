@@ -56,6 +56,12 @@ def test_a_host_without_a_change_is_unchanged():
     assert (row["state"], summary([row], check=False)) == ("unchanged", "Rollout done: 1 unchanged")
 
 
+def test_a_retired_deployment_is_stopped():
+    seen = {"h1": {"outcomes": [outcome("old", "old", started=False, stopped=True, wanted=None)], "reached": True}}
+    (row,) = report_rows(plan("h1"), seen)
+    assert summary([row], check=False, action="retired") == "Retirement done: 1 stopped"
+
+
 def test_the_table_is_aligned_and_leaves_out_what_nobody_has():
     lines = report_lines(ROWS)
     assert lines[0].split()[:4] == ["host", "deployment", "from", "to"]
@@ -64,6 +70,18 @@ def test_the_table_is_aligned_and_leaves_out_what_nobody_has():
     assert "40 requests, 0 failed" in lines[1]
     bare = report_rows(plan("h3"), {"h3": SEEN["h3"]})
     assert report_lines(bare)[0].split() == ["host", "deployment", "from", "to", "state"]
+
+
+def test_a_lost_gateway_is_no_lost_host():
+    seen = {
+        "h1": {**SEEN["h3"], "gateway_lost": "gw", "message": "the gateway gw"},
+        "h2": {"outcomes": [outcome("old", "new")], "reached": True, "gateway_lost": "gw", "message": "the gateway gw"},
+        # What was wrong with the host is told, whatever became of the gateway afterwards.
+        "h3": {**SEEN["h5"], "gateway_lost": "gw"},
+    }
+    rows = report_rows(plan(*seen), seen)
+    assert [row["state"] for row in rows] == ["gateway lost", "gateway lost", "failed"]
+    assert summary(rows, check=False) == "Rollout stopped: 2 gateway lost, 1 failed"
 
 
 def test_the_summary_says_that_it_stopped():
