@@ -76,7 +76,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
             # The verdict says it, in its table.
             return
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        models = [item["model"] for item in deployments]
+        models = [key for item in deployments for key in (item["model"], *(a["key"] for a in item["lora_adapters"]))]
         require(manifest, images, models, given.get("lock") or {}, directory)
 
 

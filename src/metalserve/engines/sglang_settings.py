@@ -8,6 +8,7 @@ from typing import Any
 from metalserve.engines.behaviour import sglang_behaviour, wanted_parsers
 from metalserve.engines.catalogue_entry import parsers_of
 from metalserve.engines.flags import FlagTable
+from metalserve.engines.lora import sglang_adapters
 from metalserve.errors import Refusal
 from metalserve.planner.sglang_options import SglangOptions, read_options
 
@@ -158,6 +159,7 @@ def sglang_settings(
     settings.update(_cpu_settings(plan))
     settings.update(_speculative_settings(deployment.get("speculative_tokens") or 0))
     settings.update(_option_settings(read_options(deployment.get("sglang")), table))
+    settings.update(sglang_adapters(deployment))
     settings.update(sglang_behaviour(deployment, plan))
     tool, reasoning = wanted_parsers(deployment, model)
     _check_tool_parser(deployment, model, tool)

@@ -8,6 +8,7 @@ from typing import Any
 from metalserve.engines.behaviour import vllm_behaviour, wanted_parsers
 from metalserve.engines.flags import FlagTable
 from metalserve.engines.info import engine_info
+from metalserve.engines.lora import vllm_adapters
 
 
 def vllm_settings(
@@ -56,6 +57,7 @@ def vllm_settings(
             "method": "mtp",
             "num_speculative_tokens": deployment["speculative_tokens"],
         }
+    settings.update(vllm_adapters(deployment, table))
     settings.update(vllm_behaviour(deployment, plan))
     tool, reasoning = wanted_parsers(deployment, model)
     if tool:

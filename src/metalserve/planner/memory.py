@@ -35,6 +35,8 @@ class Load:
     """Compute capability x 10 of the GPU."""
     communicating: int = 0
     """Ranks that exchange data: replicas of a mixture of experts too. 0: the tensor parallel size."""
+    adapters: bool = False
+    """Whether LoRA adapters are served: each size is then captured twice, with and without them."""
 
     @property
     def ranks(self) -> int:
@@ -209,6 +211,8 @@ def graphs(shape: Shape, load: Load) -> Graphs:
     """
     numbers, tp = constants()["graphs"], load.tensor_parallel_size
     number, largest = captured(load.max_sequences, load.draft_tokens)
+    # v1/worker/gpu/lora_utils.py of 0.24, get_lora_capture_cases: without an adapter, and with the most at once.
+    number *= 2 if load.adapters else 1
     partial = 0
     if load.capability // 10 == 9:
         width = shape.mla.kv_rank if shape.mla else shape.head_dim

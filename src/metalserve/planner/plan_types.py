@@ -25,6 +25,9 @@ _NOT_SIZES = frozenset(
         "engine_args",
         "environment",
         "api_key_file",
+        "lora_adapters",
+        "lora_slots",
+        "lora",
         *BEHAVIOUR_FIELDS,
     }
 )

@@ -9,6 +9,7 @@ from typing import Any
 from metalserve.errors import Refusal
 from metalserve.planner import memory
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
+from metalserve.planner.lora import Adapters, adapter_bytes, buffers_sentence
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
@@ -31,13 +32,25 @@ from metalserve.planner.weights import weights
 HIGHER_FRACTIONS = (0.88, 0.90)
 
 
-def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wishes: Wishes) -> Plan:
+def plan_sglang(
+    model: PlannedModel,
+    host: Mapping[str, Any],
+    version: str,
+    wishes: Wishes,
+    adapters: Adapters | None = None,
+) -> Plan:
     """Plan SGLang on the host's GPUs.
 
     Raises:
         Refusal: the wishes cannot be met, or are ones SGLang does not know.
     """
     if not host.get("gpus"):
+        if adapters:
+            raise Refusal(
+                found="lora_adapters with SGLang on a host without GPUs",
+                needed="GPUs: SGLang's adapters were not seen to run on a CPU",
+                change="`engine: vllm`, or leave `lora_adapters` out",
+            )
         return plan_sglang_cpu(model, host, version, wishes)
     if wishes.kv_cache_memory_bytes is not None:
         raise Refusal(
@@ -65,7 +78,7 @@ def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wish
     refusals: list[Refusal] = []
     for tp, replicas in _splits(model, wishes, gpus):
         try:
-            return _plan(model, version, wishes, gpus, tp, replicas, context)
+            return _plan(model, version, wishes, gpus, tp, replicas, context, adapters)
         except Refusal as refusal:
             refusals.append(refusal)
     raise refusals[0 if gpus.nvlink else -1]
@@ -101,7 +114,16 @@ def _splits(model: PlannedModel, wishes: Wishes, gpus: Gpus) -> list[tuple[int, 
     return [(tp, wishes.data_parallel_size or (count // tp if count % tp == 0 else 1)) for tp in sizes]
 
 
-def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int, replicas: int, context: int) -> Plan:
+def _plan(
+    model: PlannedModel,
+    version: str,
+    wishes: Wishes,
+    gpus: Gpus,
+    tp: int,
+    replicas: int,
+    context: int,
+    adapters: Adapters | None,
+) -> Plan:
     shape = model.shape
     loaded = weights(
         shape,
@@ -112,6 +134,9 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         fp8_marlin=0 < gpus.capability < 89,
         stored=model.stored,
     ).total_bytes
+    buffered = adapter_bytes(shape, adapters, tensor_parallel_size=tp, expert_parallel=wishes.expert_parallel)
+    # Taken while the model is loaded, before the pools are sized (model_executor/model_runner.py).
+    loaded += buffered
     total_mib = gpus.total_bytes / MIB
     vision = shape.vision is not None and not wishes.text_only
     own = default_fraction(
@@ -200,6 +225,8 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         "predicted_bytes": "free memory before loading is an estimate: SGLang was not measured on a GPU",
         "gpus_used": "; ".join(gpus.notes) or f"{tp * replicas} of {len(gpus.indexes)}",
     }
+    if adapters:
+        reasons["lora_adapters"] = f"{gib(buffered)} of the weights are {buffers_sentence(adapters)}"
     if replicas > 1:
         reasons["data_parallel_size"] = f"{replicas} independent replicas use all {tp * replicas} GPUs"
     return Plan(

@@ -8,6 +8,7 @@ from typing import Any
 from metalserve.errors import Refusal
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
 from metalserve.planner.learned import MeasuredStart
+from metalserve.planner.lora import Adapters
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.versions import behaviour
@@ -25,6 +26,7 @@ def plan_cuda(
     *,
     starts: tuple[MeasuredStart, ...] = (),
     image: str | None = None,
+    adapters: Adapters | None = None,
 ) -> Plan:
     """Plan vLLM on the host's GPUs, by what earlier starts measured where one had the same sizes.
 
@@ -61,6 +63,7 @@ def plan_cuda(
         context_tokens=context,
         starts=starts,
         image=image,
+        adapters=adapters,
     )
     return _plan(task, best_fit(task))
 

@@ -9,6 +9,7 @@ from metalserve import catalogue
 from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
 from metalserve.planner.hardware import default_batched_tokens
+from metalserve.planner.lora import adapter_bytes
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.units import gib
 from metalserve.planner.vllm_room import Room, Split, Task, layout, room_on_gpu
@@ -39,6 +40,8 @@ class Fit:
     promise_margin_bytes: int
     measured: str | None
     """What an earlier start measured, as a sentence; None: the sizes are predicted."""
+    adapter_bytes: int = 0
+    """Of the weights: buffers of LoRA adapters."""
 
 
 def _splits(task: Task) -> Iterator[Split]:
@@ -137,6 +140,17 @@ def _invalid_split(task: Task, split: Split, problems: list[str]) -> Refusal:
     )
 
 
+def _adapter_bytes(task: Task, split: Split) -> int:
+    return adapter_bytes(
+        task.model.shape,
+        task.adapters,
+        tensor_parallel_size=split.tensor,
+        data_parallel_size=split.data,
+        pipeline_parallel_size=split.pipeline,
+        expert_parallel=split.expert_parallel,
+    )
+
+
 def _load(task: Task, split: Split, sequences: int, batched: int) -> memory.Load:
     return memory.Load(
         tensor_parallel_size=split.tensor,
@@ -147,6 +161,7 @@ def _load(task: Task, split: Split, sequences: int, batched: int) -> memory.Load
         communicating=split.tensor * split.data if task.model.shape.experts else split.tensor,
         draft_tokens=task.wishes.speculative_tokens,
         capability=task.gpus.capability or 90,
+        adapters=task.adapters is not None,
     )
 
 
@@ -169,6 +184,8 @@ def fit_split(task: Task, split: Split) -> Fit:
         mxfp4=mxfp4_storage(task.gpus.capability, task.release.mxfp4_scales_twice),
         stored=task.model.stored,
     )
+    if task.adapters:
+        loaded = replace(loaded, adapter_bytes=_adapter_bytes(task, split))
     options: tuple[int, ...] = (wishes.max_sequences,) if wishes.max_sequences else SEQUENCES
     if wishes.max_batched_tokens and not wishes.max_sequences:
         # Every running sequence takes at least one token of a batch.
@@ -240,6 +257,7 @@ def _sized(task: Task, split: Split, loaded: Weights, sequences: int, *, shrink:
         full_context=context == task.context_tokens,
         promise_margin_bytes=margin,
         measured=room.measured if fixed is None else None,
+        adapter_bytes=loaded.adapter_bytes,
     )
 
 

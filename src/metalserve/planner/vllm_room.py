@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from metalserve.errors import Refusal
 from metalserve.planner import kv, learned, memory
 from metalserve.planner.hardware import Gpus
+from metalserve.planner.lora import Adapters
 from metalserve.planner.plan_types import Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.units import gib
@@ -46,6 +47,7 @@ class Task:
     context_tokens: int
     starts: tuple[learned.MeasuredStart, ...] = ()
     image: str | None = None
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True)
