@@ -105,7 +105,7 @@ def _locked_models(
     """The models and adapters of the deployments by key, each with its entry of the lock."""
     models = {}
     for item in deployments:
-        for model in needed_models(item, inputs.models):
+        for _, model in needed_models(item, inputs.models):
             locked = (inputs.lock.get("models") or {}).get(model.key)
             if not locked:
                 raise _unlocked(model.key)

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from metalserve import catalogue
-from metalserve.adapters import WEIGHT_FORMAT, asked_names, base_notes, check_adapters, lora_of
+from metalserve.adapters import asked_names, base_notes, check_adapters, lora_of
 from metalserve.engines import behaviour
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
@@ -22,7 +22,7 @@ from metalserve.planner import assign_gpus, expected_start, make_plan
 from metalserve.release import Release, build_release, canonical_json, split_image
 from metalserve.remote.image_names import DERIVED_REPOSITORY, derived_digest
 from metalserve.signatures import check_signatures
-from metalserve.staged import locked, needed_models, staged, weight_sources
+from metalserve.staged import draft_of, locked, needed_models, staged, weight_sources
 from metalserve.verdict.now import require_image, require_software
 
 # What the unit mounts into the container, by the names of the engine's start command.
@@ -53,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "api_key_file": None,
     "lora_adapters": [],
     "lora_slots": None,
+    "draft_model": None,
     **dict.fromkeys(behaviour.FIELDS),
 }
 # No CUDA graphs until a release of the deployment has passed its gate on that host.
@@ -72,6 +73,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "environment": (dict,),
     "api_key_file": (str,),
     "lora_adapters": (list,),
+    "draft_model": (str,),
 }
 _TYPE_NAMES = {str: "a text", int: "a number", list: "a list", dict: "a mapping"}
 # A requirement of pip with everything pinned; it becomes a line of a file.
@@ -366,12 +368,13 @@ def _one(
     locked_image = locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
     weights = staged(model, inputs.lock, inputs.weight_sources)
     beside = [
-        staged(other, inputs.lock, inputs.weight_sources)
-        for other in needed_models(item, inputs.models)
-        if other != model
+        staged(other, inputs.lock, inputs.weight_sources, kind)
+        for kind, other in needed_models(item, inputs.models)
+        if kind != "model"
     ]
     lora = lora_of(item, inputs.lock, model, engine)
-    item = {**item, "lora": lora}
+    draft = draft_of(item, inputs.models)
+    item = {**item, "lora": lora, "draft": draft}
     driver = (facts.get("driver") or {}).get("loaded")
     repository, _, digest = split_image(engine.image, locked_image.get("digest"))
     check_signatures(engine.image, digest, locked_image.get("signatures") or [], inputs.image_keys)
@@ -404,6 +407,7 @@ def _one(
             measured=records,
             image=same["image"],
             adapters=lora.adapters if lora else None,
+            draft=draft,
         )
         names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
         sizes = {
@@ -479,6 +483,8 @@ def _arguments_hash(item: Mapping[str, Any]) -> str:
     if item.get("lora"):
         planned = item["lora"].adapters
         given["lora"] = [planned.rank, planned.slots, sorted(planned.modules or ())]
+    if item["draft_model"]:
+        given["draft_model"] = item["draft_model"]
     return hashlib.sha256(canonical_json(given).encode()).hexdigest()[:12]
 
 
@@ -547,12 +553,12 @@ def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> d
         reference = engine_for(item, inputs.engines).image
         if reference not in images:
             images.append(reference)
-        for model in needed_models(item, inputs.models):
+        for kind, model in needed_models(item, inputs.models):
             request = {
                 "key": model.key,
                 "revision": model.revision,
                 "sources": weight_sources(model, "{revision}", inputs.weight_sources, for_lock=True),
-                **({"adapter": True} if model.format == WEIGHT_FORMAT else {}),
+                **({"adapter": True} if kind == "adapter" else {}),
             }
             if models.setdefault(model.key, request) != request:
                 raise Refusal(

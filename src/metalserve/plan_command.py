@@ -14,7 +14,7 @@ from metalserve import catalogue
 from metalserve.adapters import planned_adapters
 from metalserve.engines.flags import flags_for
 from metalserve.errors import DoesNotFit, Refusal
-from metalserve.planner import Adapters, Plan, Wishes, make_plan, read_measured, read_wishes
+from metalserve.planner import Adapters, Draft, Plan, Wishes, make_plan, read_draft, read_measured, read_wishes
 from metalserve.planner.inverse import smallest_gpus
 from metalserve.planner.resolve import PlannedModel, resolve
 from metalserve.planner.table import write_compared, write_sets, write_table
@@ -94,7 +94,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--data-parallel", "--data-parallel-size", type=whole)
     parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each GPU")
     parser.add_argument("--memory-share", type=float, help="share of each GPU this engine may take, above 0 to 1")
-    parser.add_argument("--speculative-tokens", type=int, default=0, help="MTP draft tokens")
+    parser.add_argument("--speculative-tokens", type=int, default=0, help="tokens drafted in advance")
+    parser.add_argument("--draft-model", metavar="MODEL", help="catalogue key or config.json of what drafts them")
     parser.add_argument("--lora-adapters", type=whole, metavar="N", help="LoRA adapters that run at once")
     parser.add_argument("--lora-rank", type=whole, default=16, help="the largest rank of them (default: 16)")
     parser.add_argument("--lora-modules", metavar="NAME,NAME", help="what they adapt (default: every module)")
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             check_version(args.engine, args.engine_version, model.key, model.minimum_versions.get(args.engine))
         hosts = _hosts(args)
         starts = read_measured(_json_list(args.measured) if args.measured else None)
-        adapters = _adapters(args, models)
+        adapters, draft = _adapters(args, models), _draft(args)
     if reading.failed:
         return BAD_INPUT
     if args.gpus == ANY:
@@ -133,7 +134,14 @@ def run(args: argparse.Namespace) -> int:
 
     def plan(model: PlannedModel, host: Mapping[str, Any]) -> Plan:
         return make_plan(
-            model, host, args.engine, args.engine_version, wishes, measured=starts, adapters=adapters.get(model.key)
+            model,
+            host,
+            args.engine,
+            args.engine_version,
+            wishes,
+            measured=starts,
+            adapters=adapters.get(model.key),
+            draft=draft,
         )
 
     if args.compare:
@@ -186,11 +194,7 @@ def _adapters(args: argparse.Namespace, models: Iterable[PlannedModel]) -> dict[
     if not args.lora_adapters:
         return {}
     if args.gpus == ANY:
-        raise Refusal(
-            found="--lora-adapters with --gpus any",
-            needed="a shape, whose room for them is then planned",
-            change="--gpus 1xH200, or another shape",
-        )
+        raise _needs_a_shape("--lora-adapters")
     modules = sorted(filter(None, (args.lora_modules or "").split(","))) or None
     records = [{"name": "adapter", "rank": args.lora_rank, "modules": modules}] * args.lora_adapters
     found = {}
@@ -201,6 +205,31 @@ def _adapters(args: argparse.Namespace, models: Iterable[PlannedModel]) -> dict[
         if planned:
             found[model.key] = planned
     return found
+
+
+def _draft(args: argparse.Namespace) -> Draft | None:
+    """The draft model; None without one.
+
+    Raises:
+        Refusal: an unknown or unreadable model, one that cannot draft, or no shape of a host.
+    """
+    name = args.draft_model
+    if not name:
+        return None
+    if args.gpus == ANY:
+        raise _needs_a_shape("--draft-model")
+    if name.endswith(".json"):
+        file = Path(name)
+        return read_draft(file.parent.name or name, _json(file, dict, "an object, the config.json of a model"))
+    return read_draft(name, catalogue.model(name).shape)
+
+
+def _needs_a_shape(option: str) -> Refusal:
+    return Refusal(
+        found=f"{option} with --gpus any",
+        needed="a shape, whose room for it is then planned",
+        change="--gpus 1xH200, or another shape",
+    )
 
 
 def _names(args: argparse.Namespace, option: str) -> list[str]:

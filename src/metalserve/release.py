@@ -26,7 +26,7 @@ _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 # A repository as docker takes it: registry[:port]/path, lower case.
 _REPOSITORY = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 # Where the container has them, by kind.
-_MOUNT_POINTS = {"adapter": CONTAINER_DIRECTORY, "model": "/models"}
+_MOUNT_POINTS = {"adapter": CONTAINER_DIRECTORY, "draft": "/models"}
 _LOCK = "run playbooks/ops/lock.yml, which asks the registry for the digest and writes it down"
 
 

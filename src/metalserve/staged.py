@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
 from metalserve import catalogue
-from metalserve.adapters import WEIGHT_FORMAT, adapter_entry
+from metalserve.adapters import adapter_entry
 from metalserve.errors import Refusal
 from metalserve.hubs import NAMES as HUB_NAMES
 from metalserve.hubs import hub_files_url
+from metalserve.planner import Draft, read_draft
+from metalserve.planner.draft import EAGLE3
+from metalserve.remote.weights_content import HEAD
 from metalserve.remote.weights_manifest import WeightsError, manifest_sha256
 
 # A word is the hub of that name, with the model's own repository there.
@@ -20,7 +23,7 @@ DEFAULT_SOURCES = ("huggingface",)
 
 @dataclass(frozen=True)
 class Staged:
-    """One directory of proven files. ``kind`` is model or adapter."""
+    """One directory of proven files. ``kind`` is model, adapter or draft."""
 
     kind: str
     key: str
@@ -51,11 +54,31 @@ class Staged:
         return {name: str(getattr(self, name)) for name in names}
 
 
-def needed_models(item: Mapping[str, Any], models: Mapping[str, Any]) -> list[catalogue.Model]:
-    """The model of a deployment, then its adapters in the form of one; ``models`` are the inventory's own.
+def draft_of(item: Mapping[str, Any], models: Mapping[str, Any]) -> Draft | None:
+    """The draft model of a deployment as the planner needs it; ``models`` are the inventory's own.
 
     Raises:
-        Refusal: an unknown model, or an adapter with the key of a model.
+        Refusal: an unknown model, the deployment's own, or one that cannot draft.
+    """
+    key = item["draft_model"]
+    if key is None:
+        return None
+    if key == item["model"]:
+        raise Refusal(
+            found=f"draft_model {key} of the deployment {item['name']}, which is its model",
+            needed="a smaller model, or an EAGLE-3 head; the model's own MTP layers need none",
+            change=f"`draft_model` of {item['name']} in serving_deployments",
+        )
+    return read_draft(key, catalogue.model(key, models).shape)
+
+
+def needed_models(item: Mapping[str, Any], models: Mapping[str, Any]) -> list[tuple[str, catalogue.Model]]:
+    """(kind, model) of a deployment: its model, its draft model, and its adapters in the form of a model.
+
+    ``models`` are the inventory's own. A head of EAGLE-3 has a format of its own, for it has no tokenizer.
+
+    Raises:
+        Refusal: an unknown model, a draft model that cannot be one, or an adapter with the key of a model.
     """
     model = catalogue.model(item["model"], models)
     known = catalogue.models(models)
@@ -67,17 +90,23 @@ def needed_models(item: Mapping[str, Any], models: Mapping[str, Any]) -> list[ca
                 needed="a key of its own: it names the directory on the host and the entry of the lock",
                 change=f"`key` of that adapter in lora_adapters of {item['name']}",
             )
-    return [model, *adapters]
+    found = [("model", model)]
+    draft = draft_of(item, models)
+    if draft is not None:
+        entry = catalogue.model(draft.key, models)
+        found.append(("draft", replace(entry, format=f"{HEAD}{entry.format}") if draft.method == EAGLE3 else entry))
+    return [*found, *(("adapter", adapter) for adapter in adapters)]
 
 
-def staged(model: catalogue.Model, lock: Mapping[str, Any], sources: Mapping[str, Sequence[str]]) -> Staged:
-    """The files of a model or adapter, by the lock.
+def staged(
+    model: catalogue.Model, lock: Mapping[str, Any], sources: Mapping[str, Sequence[str]], kind: str = "model"
+) -> Staged:
+    """The files of a model or of what goes beside it, by the lock.
 
     Raises:
         Refusal: it is not locked, the lock is not whole or names another revision, or there is no place for it.
     """
-    adapter = model.format == WEIGHT_FORMAT
-    what = f"the {'adapter' if adapter else 'model'} {model.key}"
+    what = f"the {'adapter' if kind == 'adapter' else 'model'} {model.key}"
     entry = locked(lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
     try:
         manifest = manifest_sha256(entry["files"])
@@ -95,7 +124,7 @@ def staged(model: catalogue.Model, lock: Mapping[str, Any], sources: Mapping[str
             change="run playbooks/ops/lock.yml",
         ) from error
     return Staged(
-        kind="adapter" if adapter else "model",
+        kind=kind,
         key=model.key,
         revision=revision,
         manifest_sha256=manifest,

@@ -53,9 +53,10 @@ def vllm_settings(
         if wanted:
             settings[flag] = True
     if deployment.get("speculative_tokens"):
+        draft = deployment.get("draft")
         settings["speculative-config"] = {
-            "method": "mtp",
             "num_speculative_tokens": deployment["speculative_tokens"],
+            **({"method": draft.method, "model": f"/models/{draft.key}"} if draft else {"method": "mtp"}),
         }
     settings.update(vllm_adapters(deployment, table))
     settings.update(vllm_behaviour(deployment, plan))

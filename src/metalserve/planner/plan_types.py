@@ -28,6 +28,8 @@ _NOT_SIZES = frozenset(
         "lora_adapters",
         "lora_slots",
         "lora",
+        "draft_model",
+        "draft",
         *BEHAVIOUR_FIELDS,
     }
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from metalserve.errors import Refusal
 from metalserve.planner import memory
+from metalserve.planner.draft import STANDALONE, Draft, check_draft, draft_bytes, draft_problems, no_gpus
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
 from metalserve.planner.lora import Adapters, adapter_bytes, buffers_sentence
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
@@ -38,6 +39,7 @@ def plan_sglang(
     version: str,
     wishes: Wishes,
     adapters: Adapters | None = None,
+    draft: Draft | None = None,
 ) -> Plan:
     """Plan SGLang on the host's GPUs.
 
@@ -45,6 +47,8 @@ def plan_sglang(
         Refusal: the wishes cannot be met, or are ones SGLang does not know.
     """
     if not host.get("gpus"):
+        if draft:
+            raise no_gpus(draft)
         if adapters:
             raise Refusal(
                 found="lora_adapters with SGLang on a host without GPUs",
@@ -59,6 +63,15 @@ def plan_sglang(
             change="remove `kv_cache_memory_bytes`, or set `memory_share`",
         )
     shape = model.shape
+    if draft:
+        stages = wishes.pipeline_parallel_size
+        check_draft(draft, model.key, shape, wishes.speculative_tokens, stages, "sglang", version)
+        if adapters and draft.method == STANDALONE:
+            raise Refusal(
+                found=f"lora_adapters and the draft model {draft.key} with SGLang",
+                needed="an EAGLE-3 head, or no adapters: SGLang stops at start otherwise",
+                change="`draft_model` or `lora_adapters` of the deployment",
+            )
     for name in ("radix_strategy", "state_dtype", "state_memory_ratio"):
         if getattr(wishes.sglang, name) is not None and not shape.hybrid:
             raise Refusal(
@@ -77,8 +90,18 @@ def plan_sglang(
     context = check_context(model, wishes)
     refusals: list[Refusal] = []
     for tp, replicas in _splits(model, wishes, gpus):
+        problems = draft_problems(draft, tp, "sglang")
+        if problems:
+            refusals.append(
+                Refusal(
+                    found=f"tensor_parallel_size {tp} for {model.key}: {problems[0]}",
+                    needed="a size that both models can be split by",
+                    change="`tensor_parallel_size`, or another `draft_model`",
+                )
+            )
+            continue
         try:
-            return _plan(model, version, wishes, gpus, tp, replicas, context, adapters)
+            return _plan(model, version, wishes, gpus, tp, replicas, context, adapters, draft)
         except Refusal as refusal:
             refusals.append(refusal)
     raise refusals[0 if gpus.nvlink else -1]
@@ -123,6 +146,7 @@ def _plan(
     replicas: int,
     context: int,
     adapters: Adapters | None,
+    draft: Draft | None,
 ) -> Plan:
     shape = model.shape
     loaded = weights(
@@ -130,13 +154,15 @@ def _plan(
         tensor_parallel_size=tp,
         expert_parallel=wishes.expert_parallel,
         text_only=wishes.text_only,
-        draft=wishes.speculative_tokens > 0,
+        draft=wishes.speculative_tokens > 0 and draft is None,
         fp8_marlin=0 < gpus.capability < 89,
         stored=model.stored,
     ).total_bytes
     buffered = adapter_bytes(shape, adapters, tensor_parallel_size=tp, expert_parallel=wishes.expert_parallel)
     # Taken while the model is loaded, before the pools are sized (model_executor/model_runner.py).
-    loaded += buffered
+    loaded += buffered + draft_bytes(draft, tp)
+    # The draft's layers have the size of the model's, which SGLang takes for granted.
+    pooled = replace(shape, draft_layers=len(draft.shape.layers)) if draft else shape
     total_mib = gpus.total_bytes / MIB
     vision = shape.vision is not None and not wishes.text_only
     own = default_fraction(
@@ -166,10 +192,10 @@ def _plan(
     for fraction in fractions:
         # In SGLang's order: what is free after loading, less the slack, less the room for pictures.
         budget = free - loaded - buffers - free * (1 - fraction) - multimodal
-        made = pools(shape, budget, tp, serving)
+        made = pools(pooled, budget, tp, serving)
         if made:
             # The engine is always given a limit, which without a radix cache sizes its pools.
-            made = pools(shape, budget, tp, replace(serving, max_running=made.max_running))
+            made = pools(pooled, budget, tp, replace(serving, max_running=made.max_running))
         if made:
             tried.append((fraction, made))
             if made.tokens >= context:
@@ -225,6 +251,8 @@ def _plan(
         "predicted_bytes": "free memory before loading is an estimate: SGLang was not measured on a GPU",
         "gpus_used": "; ".join(gpus.notes) or f"{tp * replicas} of {len(gpus.indexes)}",
     }
+    if draft:
+        reasons["draft_model"] = f"{gib(draft_bytes(draft, tp))} of the weights are {draft.key}"
     if adapters:
         reasons["lora_adapters"] = f"{gib(buffered)} of the weights are {buffers_sentence(adapters)}"
     if replicas > 1:

@@ -11,6 +11,7 @@ from typing import Any
 
 from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
+from metalserve.planner.draft import Draft, no_gpus
 from metalserve.planner.lora import Adapters, adapter_bytes, buffers_sentence
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
@@ -34,6 +35,7 @@ def plan_cpu(
     version: str,
     wishes: Wishes,
     adapters: Adapters | None = None,
+    draft: Draft | None = None,
 ) -> Plan:
     """Plan vLLM on a host without GPUs. The KV pool is fixed, so the capacity is what the engine will report.
 
@@ -42,6 +44,8 @@ def plan_cpu(
     """
     shape = model.shape
     instructions = tuple(host.get("cpu", {}).get("instruction_sets") or ())
+    if draft:
+        raise no_gpus(draft)
     _check(model, wishes, instructions)
     if adapters and shape.hybrid:
         raise Refusal(

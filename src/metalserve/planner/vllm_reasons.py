@@ -44,6 +44,11 @@ def reasons(task: Task, fit: Fit) -> dict[str, str]:
         else "the KV pool is fixed; the share of memory is not used",
         "prefix_caching": _prefix_reason(task, hybrid),
     }
+    if task.draft:
+        said["draft_model"] = (
+            f"{gib(fit.draft_bytes)} of the weights are {task.draft.key}, "
+            f"whose {len(task.draft.shape.layers)} layers keep keys and values too"
+        )
     if task.adapters:
         said["lora_adapters"] = f"{gib(fit.adapter_bytes)} of the weights are {buffers_sentence(task.adapters)}"
     if fit.measured:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from metalserve.errors import Refusal
 from metalserve.planner import kv, learned, memory
+from metalserve.planner.draft import Draft
 from metalserve.planner.hardware import Gpus
 from metalserve.planner.lora import Adapters
 from metalserve.planner.plan_types import Wishes
@@ -48,6 +49,7 @@ class Task:
     starts: tuple[learned.MeasuredStart, ...] = ()
     image: str | None = None
     adapters: Adapters | None = None
+    draft: Draft | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def layout(task: Task, split: Split, batched: int, kv_cache_dtype: str | None = 
         gdn_prefill_backend=task.gdn_backend,
         draft_tokens=task.wishes.speculative_tokens,
         max_batched_tokens=batched,
+        draft=task.draft.shape if task.draft else None,
     )
 
 

@@ -15,6 +15,8 @@ from .weights_safetensors import read_header, read_tensors
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 # Formats that are no model of their own, see `Expectation`.
 ADAPTER = "lora"
+# Before the format of a head that only drafts: it has neither tokenizer nor template.
+HEAD = "draft-"
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # lora_A, lora_B of linear layers; lora_embedding_A, lora_embedding_B of tables (PEFT's names).
 _ADAPTER_TENSOR = re.compile(r"\.lora_(embedding_)?[AB](\.|$)")
@@ -26,7 +28,8 @@ class Expectation:
     """What a model must be beside its hashes.
 
     Attributes:
-        format: `format` of the catalogue entry: bf16 or a quant_method; `lora` for a LoRA adapter.
+        format: `format` of the catalogue entry: bf16 or a quant_method; `lora` for a LoRA adapter; with `draft-` before
+            it for a head that only drafts.
         chat_template: whether it must carry one (an engine without a template refuses /v1/chat/completions).
     """
 
@@ -57,18 +60,20 @@ def check_content(directory: Path, names: Collection[str], expected: Expectation
             "config.json names neither architectures nor model_type. Needed: the configuration of the model. "
             "Change: another revision (serving_model_revisions)."
         )
-    if not any(name in TOKENIZERS or name.endswith(".tiktoken") for name in names):
+    head = expected.format.startswith(HEAD)
+    if not head and not any(name in TOKENIZERS or name.endswith(".tiktoken") for name in names):
         raise WeightsError(
             f"The checkpoint has no tokenizer. Needed: one of {', '.join(TOKENIZERS)} or *.tiktoken. Change: another "
             "repository or revision, or a manifest that has the file."
         )
-    if expected.chat_template and not _has_template(directory, names):
+    if expected.chat_template and not head and not _has_template(directory, names):
         raise WeightsError(
             f"The checkpoint has no chat template. Needed: {TEMPLATES[0]}, or chat_template in tokenizer_config.json. "
             "Change: an instruction-tuned revision, or model_weights_require_chat_template: false when an engine_args "
             "chat-template brings one."
         )
-    check_format(find_quantization(directory), expected.format, read_tensors(directory, names))
+    kind = expected.format[len(HEAD) :] if head else expected.format
+    check_format(find_quantization(directory), kind, read_tensors(directory, names))
 
 
 def _check_adapter(directory: Path, names: Collection[str]) -> None:

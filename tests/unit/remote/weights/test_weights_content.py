@@ -44,6 +44,13 @@ def test_a_checkpoint_in_one_file_without_an_index(check):
     check({**files, "model.safetensors": safetensors(PLAIN)})
 
 
+def test_a_head_that_only_drafts_needs_neither_tokenizer_nor_template(check):
+    files = {"config.json": checkpoint()["config.json"], "model.safetensors": safetensors(PLAIN)}
+    check(files, "draft-bf16")
+    assert "no tokenizer" in refusal(check, files, "bf16")
+    assert "its catalogue entry says fp8" in refusal(check, files, "draft-fp8")
+
+
 # ---- LoRA adapters ----
 
 ADAPTER = {
