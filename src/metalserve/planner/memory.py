@@ -122,8 +122,9 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     logits = load.max_sequences * shape.vocabulary
     tokens = load.max_batched_tokens
     vision = _kept_images_bytes(shape, load)
-    # A head reads hidden states of several layers, of which all but one would be gone by then.
-    kept = 2 * (load.draft.inputs - shape.hidden) * tokens if load.draft and load.draft.method == EAGLE3 else 0
+    kept = 0
+    if load.draft and load.draft.method == EAGLE3:
+        kept = 2 * shape.hidden * tokens * int(numbers["head_hidden_states"]["eager" if load.eager else "graphs"])
     experts = shape.experts
     if experts:
         width = 4 * shape.hidden + experts.per_token * (3 * ceil_div(experts.intermediate, tp) + shape.hidden)

@@ -211,4 +211,4 @@ def test_a_host_without_gpus():
 
 def test_the_fixture_says_where_it_comes_from():
     assert ADAPTERS_DRAFTS["source"].startswith("vLLM 0.24.0")
-    assert len({json.dumps(run) for run in ADAPTERS_DRAFTS["runs"]}) == 8
+    assert len({json.dumps(run) for run in ADAPTERS_DRAFTS["runs"]}) == 12
