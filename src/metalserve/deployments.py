@@ -15,6 +15,7 @@ from typing import Any
 from metalserve import catalogue
 from metalserve.adapters import asked_names, base_notes, check_adapters, lora_of
 from metalserve.engines import behaviour
+from metalserve.engines.developer_routes import check_developer_routes
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
 from metalserve.learning import Record, choose, read_kept
@@ -196,6 +197,7 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
     filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
     filled["lora_adapters"] = check_adapters(name, filled, filled["served_names"])
+    check_developer_routes(name, filled)
     return filled
 
 
