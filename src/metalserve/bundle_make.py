@@ -15,13 +15,14 @@ from metalserve.bundle import bundled_model, write_manifest
 from metalserve.bundle_collections import pack_collections
 from metalserve.bundle_images import fetch_images
 from metalserve.bundle_packages import make_repository
-from metalserve.deployments import Inputs, engine_for, image_packages, normalize, weight_sources
+from metalserve.deployments import Inputs, engine_for, image_packages, normalize
 from metalserve.errors import Refusal
 from metalserve.remote.weights import ensure_model
 from metalserve.remote.weights_content import Expectation
 from metalserve.remote.weights_download import Transfer
 from metalserve.remote.weights_manifest import RECORD_NAME, WeightsError
 from metalserve.signatures import check_signatures
+from metalserve.staged import needed_models, weight_sources
 
 # Of the wheels for an engine's image: those of any glibc that such an image may have.
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 17)), "manylinux2014_x86_64", "any")
@@ -70,9 +71,9 @@ def make_bundle(
     directory.mkdir(parents=True, exist_ok=True)
     recipe.work.mkdir(parents=True, exist_ok=True)
     fetch_images(directory / "images", images, recipe.insecure_registries, recipe.mirrors)
-    for key, locked in models.items():
-        _fetch_model(directory / "weights", key, locked, inputs, recipe)
-    _drop_others(directory / "weights", {f"{key}/{locked['revision']}" for key, locked in models.items()})
+    for model, locked in models.values():
+        _fetch_model(directory / "weights", model, locked, inputs, recipe)
+    _drop_others(directory / "weights", {f"{key}/{locked['revision']}" for key, (_, locked) in models.items()})
     for system in recipe.systems:
         make_repository(directory / "packages" / str(system["name"]), system, recipe.work)
     _drop_others(directory / "packages", {str(system["name"]) for system in recipe.systems})
@@ -80,7 +81,7 @@ def make_bundle(
     pack_collections(directory / "collections", recipe.collections)
     content = {
         "images": images,
-        "models": {key: bundled_model(locked) for key, locked in models.items()},
+        "models": {key: bundled_model(locked) for key, (_, locked) in models.items()},
         "systems": sorted(str(system["name"]) for system in recipe.systems),
     }
     return write_manifest(directory, content, recipe.signing_key)
@@ -98,13 +99,17 @@ def _locked_images(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> 
     return images
 
 
-def _locked_models(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> dict[str, Mapping[str, Any]]:
+def _locked_models(
+    deployments: Sequence[Mapping[str, Any]], inputs: Inputs
+) -> dict[str, tuple[catalogue.Model, Mapping[str, Any]]]:
+    """The models and adapters of the deployments by key, each with its entry of the lock."""
     models = {}
     for item in deployments:
-        locked = (inputs.lock.get("models") or {}).get(item["model"])
-        if not locked:
-            raise _unlocked(item["model"])
-        models[str(item["model"])] = locked
+        for _, model in needed_models(item, inputs.models):
+            locked = (inputs.lock.get("models") or {}).get(model.key)
+            if not locked:
+                raise _unlocked(model.key)
+            models[model.key] = (model, locked)
     return models
 
 
@@ -116,8 +121,10 @@ def _unlocked(what: str) -> Refusal:
     )
 
 
-def _fetch_model(weights: Path, key: str, locked: Mapping[str, Any], inputs: Inputs, recipe: Recipe) -> None:
-    model = catalogue.model(key, inputs.models)
+def _fetch_model(
+    weights: Path, model: catalogue.Model, locked: Mapping[str, Any], inputs: Inputs, recipe: Recipe
+) -> None:
+    key = model.key
     revision = str(locked["revision"])
     places = weight_sources(model, revision, inputs.weight_sources, locked.get("hub_revisions") or {})
     try:

@@ -10,25 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import ip_address
-from string import Formatter
 from typing import Any
 
 from metalserve import catalogue
+from metalserve.adapters import asked_names, base_notes, check_adapters, lora_of
 from metalserve.engines import behaviour
+from metalserve.engines.developer_routes import check_developer_routes
 from metalserve.engines.info import EngineInfo, engine_info, engine_names
 from metalserve.errors import Refusal
-from metalserve.hubs import NAMES as HUB_NAMES
-from metalserve.hubs import hub_files_url
 from metalserve.learning import Record, choose, read_kept
 from metalserve.planner import assign_gpus, expected_start, make_plan
 from metalserve.release import Release, build_release, canonical_json, split_image
 from metalserve.remote.image_names import DERIVED_REPOSITORY, derived_digest
-from metalserve.remote.weights_manifest import WeightsError, manifest_sha256
 from metalserve.signatures import check_signatures
+from metalserve.staged import draft_of, locked, needed_models, staged, weight_sources
 from metalserve.verdict.now import require_image, require_software
 
-# A word is the hub of that name, with the model's own repository there.
-DEFAULT_SOURCES = ("huggingface",)
 # What the unit mounts into the container, by the names of the engine's start command.
 CONTAINER_PATHS = {"config": "/release/engine.yaml", "model": "/models/${METALSERVE_MODEL_KEY}"}
 DEFAULTS: dict[str, Any] = {
@@ -55,6 +52,9 @@ DEFAULTS: dict[str, Any] = {
     "engine_args": {},
     "environment": {},
     "api_key_file": None,
+    "lora_adapters": [],
+    "lora_slots": None,
+    "draft_model": None,
     **dict.fromkeys(behaviour.FIELDS),
 }
 # No CUDA graphs until a release of the deployment has passed its gate on that host.
@@ -73,6 +73,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "engine_args": (dict,),
     "environment": (dict,),
     "api_key_file": (str,),
+    "lora_adapters": (list,),
+    "draft_model": (str,),
 }
 _TYPE_NAMES = {str: "a text", int: "a number", list: "a list", dict: "a mapping"}
 # A requirement of pip with everything pinned; it becomes a line of a file.
@@ -194,6 +196,8 @@ def _normalize_one(item: Mapping[str, Any]) -> dict[str, Any]:
     behaviour.check_behaviour(name, item)
     filled = {**DEFAULTS, **{field: value for field, value in item.items() if value is not None}}
     filled["served_names"] = [str(served) for served in filled["served_names"]] or [item["model"]]
+    filled["lora_adapters"] = check_adapters(name, filled, filled["served_names"])
+    check_developer_routes(name, filled)
     return filled
 
 
@@ -301,8 +305,8 @@ def serving_releases(
 
     Returns:
         One mapping a deployment: deployment, engine, release_id, files {name: text}, command, image {reference, digest,
-        compressed_bytes}, model {key, revision, files, sources}, port, url, health_route, metrics_route,
-        served_names, thinking, plan, notes.
+        compressed_bytes}, model {key, revision, files, sources}, weights (the model and what it needs beside it, in the
+        same form), port, url, health_route, metrics_route, served_names (those of adapters too), thinking, plan, notes.
 
     Raises:
         Refusal: for anything that would fail later, before anything has changed.
@@ -373,23 +377,16 @@ def _one(
     model = known_models.get(item["model"]) or catalogue.model(item["model"], inputs.models)
     if check_host and facts.get("gpus"):
         require_image(facts, engine, (inputs.lock.get("images") or {}).get(engine.image), item["environment"])
-    locked_image = _locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
-    locked_model = _locked(inputs.lock, "models", model.key, "no revision and manifest", "a commit and file hashes")
-    try:
-        manifest = manifest_sha256(locked_model["files"])
-        revision = str(locked_model["revision"])
-    except KeyError as error:
-        raise Refusal(
-            found=f"a lock of the model {model.key} without {error.args[0]}",
-            needed="revision and files",
-            change="remove the entry from the lock and run playbooks/ops/lock.yml",
-        ) from error
-    except WeightsError as error:
-        raise Refusal(
-            found=f"the lock of the model {model.key}: {error}",
-            needed="its manifest",
-            change="run playbooks/ops/lock.yml",
-        ) from error
+    locked_image = locked(inputs.lock, "images", engine.image, "no digest", "a digest beside the tag")
+    weights = staged(model, inputs.lock, inputs.weight_sources)
+    beside = [
+        staged(other, inputs.lock, inputs.weight_sources, kind)
+        for kind, other in needed_models(item, inputs.models)
+        if kind != "model"
+    ]
+    lora = lora_of(item, inputs.lock, model, engine)
+    draft = draft_of(item, inputs.models)
+    item = {**item, "lora": lora, "draft": draft}
     driver = (facts.get("driver") or {}).get("loaded")
     repository, _, digest = split_image(engine.image, locked_image.get("digest"))
     check_signatures(engine.image, digest, locked_image.get("signatures") or [], inputs.image_keys)
@@ -406,14 +403,24 @@ def _one(
         runs_digest = derived_digest(digest, packages["packages"])
     same: dict[str, Any] = {
         "model": model.key,
-        "model_revision": revision,
+        "model_revision": weights.revision,
         "image": f"{repository}@{runs_digest}",
         "driver": driver,
         "arguments": _arguments_hash(item),
     }
 
     def build(records: Sequence[Record]) -> dict[str, Any]:
-        plan = make_plan(model, facts, engine.engine, engine.version, item, measured=records, image=same["image"])
+        plan = make_plan(
+            model,
+            facts,
+            engine.engine,
+            engine.version,
+            item,
+            measured=records,
+            image=same["image"],
+            adapters=lora.adapters if lora else None,
+            draft=draft,
+        )
         names = {row.get("index"): row.get("name") for row in facts.get("gpus") or ()}
         sizes = {
             **plan.as_dict(),
@@ -433,11 +440,12 @@ def _one(
             runs,
             runs_digest,
             {"key": model.key, **model.as_dict()},
-            revision,
-            manifest,
+            weights.revision,
+            weights.manifest_sha256,
             sizes,
             driver,
             models_dir=inputs.models_dir,
+            beside=[other.record() for other in beside],
         )
         return {"deployment": item["name"], "release_id": release.id, "files": release.files(), "plan": sizes}
 
@@ -454,12 +462,13 @@ def _one(
         "ready_route": engine.ready_route,
         "metrics_route": engine.metrics_route,
         "model": item["served_names"][0],
-        "served_names": list(item["served_names"][1:]),
+        "served_names": asked_names(item)[1:],
         "thinking": "absent" if reasoning is None else "off",
-        "weights_bytes": sum(entry["size_bytes"] for entry in locked_model["files"]),
+        "weights_bytes": sum(part.size_bytes for part in (weights, *beside)),
         "api_key_file": item["api_key_file"],
         "answers_alone": not (item["sglang"] or {}).get("disaggregation_mode"),
     }
+    chosen["notes"] = [*chosen["notes"], *base_notes(item, lora, model)]
     return {
         **chosen,
         "engine": engine.engine,
@@ -467,18 +476,13 @@ def _one(
         "files": {**chosen["files"], "endpoint.json": json.dumps(endpoint, indent=2) + "\n"},
         "command": [*engine.entrypoint, *(word.format_map(CONTAINER_PATHS) for word in engine.arguments)],
         "image": image,
-        "model": {
-            "key": model.key,
-            "revision": revision,
-            "files": [dict(entry) for entry in locked_model["files"]],
-            "weight_format": model.format,
-            "sources": weight_sources(model, revision, inputs.weight_sources, locked_model.get("hub_revisions") or {}),
-        },
+        "model": weights.as_dict(),
+        "weights": [part.as_dict() for part in (weights, *beside)],
         "port": item["port"],
         "url": endpoint["url"],
         "health_route": endpoint["ready_route"],
         "metrics_route": endpoint["metrics_route"],
-        "served_names": list(item["served_names"]),
+        "served_names": asked_names(item),
         "thinking": endpoint["thinking"],
         "api_key_file": endpoint["api_key_file"],
     }
@@ -488,69 +492,12 @@ def _arguments_hash(item: Mapping[str, Any]) -> str:
     """Of what a deployment gives to its engine beside sizes: a measurement under other arguments says nothing."""
     named = {name: item[name] for name in behaviour.FIELDS if item[name] is not None}
     given = {**named, **{name: item[name] for name in ("engine_args", "environment", "prefix_caching")}}
+    if item.get("lora"):
+        planned = item["lora"].adapters
+        given["lora"] = [planned.rank, planned.slots, sorted(planned.modules or ())]
+    if item["draft_model"]:
+        given["draft_model"] = item["draft_model"]
     return hashlib.sha256(canonical_json(given).encode()).hexdigest()[:12]
-
-
-def _locked(lock: Mapping[str, Any], kind: str, key: str, found: str, needed: str) -> Mapping[str, Any]:
-    entry = (lock.get(kind) or {}).get(key)
-    if not isinstance(entry, Mapping):
-        raise Refusal(
-            found=f"{found} locked for {key}",
-            needed=f"{needed}, so that every host runs the same bytes",
-            change="run `ansible-playbook playbooks/ops/lock.yml` with this inventory; it writes them down once",
-        )
-    return entry
-
-
-def weight_sources(
-    model: catalogue.Model,
-    revision: str,
-    sources: Mapping[str, Sequence[str]],
-    hub_revisions: Mapping[str, str] | None = None,
-    *,
-    for_lock: bool = False,
-) -> list[str]:
-    """The places of a model's files, with the names filled in; a place that needs an unknown name is left out.
-
-    The words `huggingface` and `modelscope` become the address of the model's files there, at the hub's own locked
-    revision. For the lock itself they become `HUB:REPOSITORY`.
-
-    Raises:
-        Refusal: no place is left.
-    """
-    names = {"revision": revision, "key": model.key, **model.repositories}
-    templates = sources.get(model.key) or sources.get("default") or DEFAULT_SOURCES
-    if isinstance(templates, str) or not all(isinstance(template, str) for template in templates):
-        raise Refusal(
-            found=f"serving_weight_sources.{model.key} {templates!r}",
-            needed="a list of URLs, directories, huggingface or modelscope",
-            change=f"serving_weight_sources.{model.key}",
-        )
-    filled = []
-    for template in templates:
-        if template in HUB_NAMES:
-            repository = model.repositories.get(template)
-            if repository is not None:
-                commit = (hub_revisions or {}).get(template, revision)
-                filled.append(f"{template}:{repository}" if for_lock else hub_files_url(template, repository, commit))
-            continue
-        try:
-            used = {name for _, name, _, _ in Formatter().parse(template) if name}
-            if all(names[name] is not None for name in used):
-                filled.append(template.format_map(names))
-        except (KeyError, ValueError) as error:
-            raise Refusal(
-                found=f"the place {template!r} of {model.key} names {error}",
-                needed=f"only {', '.join('{' + name + '}' for name in names)}",
-                change=f"serving_weight_sources.{model.key}",
-            ) from error
-    if not filled:
-        raise Refusal(
-            found=f"no place to fetch {model.key} from",
-            needed="a repository in its catalogue entry, or a URL or directory",
-            change=f"serving_weight_sources.{model.key}",
-        )
-    return filled
 
 
 def gate_endpoints(releases: Sequence[Mapping[str, Any]], root: str | None) -> list[dict[str, Any]]:
@@ -606,7 +553,8 @@ def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> d
     """The images and models that deployments need locked.
 
     Returns:
-        {images: [reference], models: [{key, sources}]} without duplicates; `{revision}` stays in the sources.
+        {images: [reference], models: [{key, revision, sources}]} without duplicates; `{revision}` stays in the sources.
+        A LoRA adapter is such a model with `adapter: true`.
 
     Raises:
         Refusal: as for `normalize`, or an unknown model.
@@ -617,10 +565,17 @@ def lock_requests(deployments: Sequence[Mapping[str, Any]], inputs: Inputs) -> d
         reference = engine_for(item, inputs.engines).image
         if reference not in images:
             images.append(reference)
-        model = catalogue.model(item["model"], inputs.models)
-        models[model.key] = {
-            "key": model.key,
-            "revision": model.revision,
-            "sources": weight_sources(model, "{revision}", inputs.weight_sources, for_lock=True),
-        }
+        for kind, model in needed_models(item, inputs.models):
+            request = {
+                "key": model.key,
+                "revision": model.revision,
+                "sources": weight_sources(model, "{revision}", inputs.weight_sources, for_lock=True),
+                **({"adapter": True} if kind == "adapter" else {}),
+            }
+            if models.setdefault(model.key, request) != request:
+                raise Refusal(
+                    found=f"two adapters with the key {model.key} and different repositories or revisions",
+                    needed="a `key` of its own for each: the lock has one entry for a key",
+                    change="`key` of one of them in lora_adapters",
+                )
     return {"images": images, "models": list(models.values())}

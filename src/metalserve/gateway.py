@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
+from metalserve.adapters import asked_names
 from metalserve.deployments import normalize
 from metalserve.engines.info import engine_of
 from metalserve.errors import Refusal
@@ -55,8 +56,9 @@ def gateway_pools(
     engines: list[dict[str, Any]] = []
     for host in hosts:
         for deployment in normalize(host["deployments"]):
-            engines.append({"host": host["name"], "address": host["address"], **deployment})
-    names = sorted({name for engine in engines for name in engine["served_names"]})
+            asked = asked_names(deployment)
+            engines.append({"host": host["name"], "address": host["address"], **deployment, "asked_names": asked})
+    names = sorted({name for engine in engines for name in engine["asked_names"]})
     for name in names:
         if not _MODEL_NAME.fullmatch(name):
             raise Refusal(
@@ -72,7 +74,7 @@ def gateway_pools(
             chosen = [
                 engine
                 for engine in engines
-                if model in engine["served_names"]
+                if model in engine["asked_names"]
                 and (model not in limits or (engine["name"] in limits[model][1]) == (above is not None))
             ]
             if not chosen:
@@ -100,7 +102,7 @@ def _long_prompt_limits(
     limits: dict[str, tuple[int, frozenset[str]]] = {}
     for rule in rules:
         model, wanted = str(rule.get("model")), frozenset(map(str, rule.get("deployments") or ()))
-        known = {engine["name"] for engine in engines if model in engine["served_names"]}
+        known = {engine["name"] for engine in engines if model in engine["asked_names"]}
         if model not in models or not wanted or not wanted <= known or not isinstance(rule.get("bytes"), int):
             raise Refusal(
                 found=f"the entry {dict(rule)} in gateway_long_prompts",

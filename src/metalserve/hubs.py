@@ -7,9 +7,11 @@ like) has no SHA-256 there: it is fetched, held against its git object id, and h
 from __future__ import annotations
 
 import hashlib
+import http.client
 import logging
 import os
 import re
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -67,6 +69,25 @@ def read_hub(hub: str, repository: str, revision: str | None) -> HubRevision:
         Refusal: the hub cannot be reached, wants a login, has no such repository or revision, or tells no hash.
     """
     return _READERS[hub](repository, revision)
+
+
+def read_hub_file(hub: str, repository: str, revision: str, path: str) -> bytes:
+    """A small file of a revision, as it comes: whether it is the right one is for its hash to say.
+
+    Raises:
+        Refusal: the hub does not give it.
+    """
+    url = f"{hub_files_url(hub, repository, revision)}/{path}"
+    request = urllib.request.Request(url)  # noqa: S310 (the hub's own address)
+    token = os.environ.get(TOKENS[hub])
+    if token:
+        # Not after a redirect to the hub's storage, which has a signature of its own.
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310
+            return bytes(response.read(_LARGEST_SMALL_FILE_BYTES))
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreadable(hub, f"{repository}/{path}", revision, error) from error
 
 
 def used_files(files: Mapping[str, Any]) -> list[str]:

@@ -16,8 +16,9 @@ import requests
 from dxf import DXF, DXFBase
 from dxf.exceptions import DXFError
 
+from metalserve.adapters import CONFIG_NAME, adapter_record
 from metalserve.errors import Refusal
-from metalserve.hubs import COMMIT, NAMES, HubRevision, read_hub
+from metalserve.hubs import COMMIT, NAMES, HubRevision, read_hub, read_hub_file
 from metalserve.remote.image_names import mirrored, split_repository
 from metalserve.remote.weights_manifest import MANIFEST_NAME, WeightsError, parse_manifest
 
@@ -163,19 +164,60 @@ def lock_model(
     """Read the manifest of a model's revision.
 
     Args:
-        request: {key, revision, sources} of `deployments.lock_requests`; a source `huggingface:REPOSITORY` or
-            `modelscope:REPOSITORY` is a hub.
+        request: {key, revision, sources, adapter} of `deployments.lock_requests`; a source `huggingface:REPOSITORY` or
+            `modelscope:REPOSITORY` is a hub. `adapter`: true for a LoRA adapter.
         revision: the revision to lock, or {hub: revision}; None takes the catalogue's.
         manifest: a file or URL with the manifest; None asks the sources, in their order: hubs for their metadata,
             others for metalserve-manifest.json.
         unpinned: a branch of a hub may be named, and is locked to the commit that it is now.
 
     Returns:
-        {revision, files: [{path, size_bytes, sha256}]}, with `hub_revisions` {hub: commit} where hubs are sources.
+        {revision, files: [{path, size_bytes, sha256}]}, with `hub_revisions` {hub: commit} where hubs are sources, and
+        for an adapter `adapter`, what its configuration says (`adapters.adapter_record`).
 
     Raises:
-        Refusal: no revision is named, no manifest can be read, or two hubs have different files.
+        Refusal: no revision is named, no manifest can be read, two hubs have different files, or the configuration of
+            an adapter cannot be had or is of a kind that the engines do not serve.
     """
+    locked = _lock_files(request, revision, manifest, unpinned=unpinned)
+    if request.get("adapter"):
+        locked["adapter"] = _read_adapter(request, locked, manifest)
+    return locked
+
+
+def _read_adapter(request: Mapping[str, Any], locked: Mapping[str, Any], manifest: str | None) -> dict[str, Any]:
+    """What the configuration of an adapter says; from beside the manifest or from a source, and of the locked bytes."""
+    key, revision = request["key"], str(locked["revision"])
+    wanted = {entry["path"]: entry["sha256"] for entry in locked["files"]}.get(CONFIG_NAME)
+    failures: list[str] = []
+    places = [f"{manifest.rsplit('/', 1)[0]}/{CONFIG_NAME}"] if manifest else []
+    for place in [*places, *request["sources"]] if wanted else []:
+        hub, _, repository = place.partition(":")
+        try:
+            if hub in NAMES:
+                data = read_hub_file(
+                    hub, repository, (locked.get("hub_revisions") or {}).get(hub, revision), CONFIG_NAME
+                )
+            else:
+                path = place if place in places else f"{place.rstrip('/')}/{CONFIG_NAME}"
+                data = _read(path.replace("{revision}", revision)).encode()
+            if hashlib.sha256(data).hexdigest() != wanted:
+                raise ValueError("other bytes than the manifest names")
+            content = json.loads(data)
+        except (OSError, http.client.HTTPException, ValueError, Refusal) as error:
+            failures.append(f"{place}: {error}")
+            continue
+        return adapter_record(key, content if isinstance(content, Mapping) else {})
+    raise Refusal(
+        found=f"no {CONFIG_NAME} of the adapter {key} ({'; '.join(failures) or 'its manifest does not name it'})",
+        needed="the file that says its rank and its modules, from which its memory is planned",
+        change=f"lay it beside the manifest that serving_model_manifests.{key} names, or name a source read here",
+    )
+
+
+def _lock_files(
+    request: Mapping[str, Any], revision: Any, manifest: str | None = None, *, unpinned: bool = False
+) -> dict[str, Any]:
     key = request["key"]
     hubs = dict(source.split(":", 1) for source in request["sources"] if source.split(":", 1)[0] in NAMES)
     named = dict(revision) if isinstance(revision, Mapping) else {}

@@ -11,8 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from metalserve import catalogue
+from metalserve.adapters import planned_adapters
+from metalserve.engines.flags import flags_for
 from metalserve.errors import DoesNotFit, Refusal
-from metalserve.planner import Plan, Wishes, make_plan, read_measured, read_wishes
+from metalserve.planner import Adapters, Draft, Plan, Wishes, make_plan, read_draft, read_measured, read_wishes
 from metalserve.planner.inverse import smallest_gpus
 from metalserve.planner.resolve import PlannedModel, resolve
 from metalserve.planner.table import write_compared, write_sets, write_table
@@ -92,7 +94,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--data-parallel", "--data-parallel-size", type=whole)
     parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each GPU")
     parser.add_argument("--memory-share", type=float, help="share of each GPU this engine may take, above 0 to 1")
-    parser.add_argument("--speculative-tokens", type=int, default=0, help="MTP draft tokens")
+    parser.add_argument("--speculative-tokens", type=int, default=0, help="tokens drafted in advance")
+    parser.add_argument("--draft-model", metavar="MODEL", help="catalogue key or config.json of what drafts them")
+    parser.add_argument("--lora-adapters", type=whole, metavar="N", help="LoRA adapters that run at once")
+    parser.add_argument("--lora-rank", type=whole, default=16, help="the largest rank of them (default: 16)")
+    parser.add_argument("--lora-modules", metavar="NAME,NAME", help="what they adapt (default: every module)")
     parser.add_argument("--text-only", action="store_true", help="without the vision tower")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="JSON list of records of earlier starts")
@@ -115,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
             check_version(args.engine, args.engine_version, model.key, model.minimum_versions.get(args.engine))
         hosts = _hosts(args)
         starts = read_measured(_json_list(args.measured) if args.measured else None)
+        adapters, draft = _adapters(args, models), _draft(args)
     if reading.failed:
         return BAD_INPUT
     if args.gpus == ANY:
@@ -126,7 +133,16 @@ def run(args: argparse.Namespace) -> int:
         return FITS
 
     def plan(model: PlannedModel, host: Mapping[str, Any]) -> Plan:
-        return make_plan(model, host, args.engine, args.engine_version, wishes, measured=starts)
+        return make_plan(
+            model,
+            host,
+            args.engine,
+            args.engine_version,
+            wishes,
+            measured=starts,
+            adapters=adapters.get(model.key),
+            draft=draft,
+        )
 
     if args.compare:
         answers: list[tuple[str, str, Plan | Refusal]] = []
@@ -166,6 +182,53 @@ def _wishes(args: argparse.Namespace) -> Wishes:
             "text_only": args.text_only,
             "eager": args.eager,
         }
+    )
+
+
+def _adapters(args: argparse.Namespace, models: Iterable[PlannedModel]) -> dict[str, Adapters]:
+    """The adapters of each model, as they would be with a deployment; empty without any.
+
+    Raises:
+        Refusal: a rank that the engine does not take, modules that a model does not have, or no shape of a host.
+    """
+    if not args.lora_adapters:
+        return {}
+    if args.gpus == ANY:
+        raise _needs_a_shape("--lora-adapters")
+    modules = sorted(filter(None, (args.lora_modules or "").split(","))) or None
+    records = [{"name": "adapter", "rank": args.lora_rank, "modules": modules}] * args.lora_adapters
+    found = {}
+    for model in models:
+        version = check_version(args.engine, args.engine_version, model.key, None)
+        table = flags_for(args.engine, version)
+        planned = planned_adapters({}, records, model.key, model.shape, table)
+        if planned:
+            found[model.key] = planned
+    return found
+
+
+def _draft(args: argparse.Namespace) -> Draft | None:
+    """The draft model; None without one.
+
+    Raises:
+        Refusal: an unknown or unreadable model, one that cannot draft, or no shape of a host.
+    """
+    name = args.draft_model
+    if not name:
+        return None
+    if args.gpus == ANY:
+        raise _needs_a_shape("--draft-model")
+    if name.endswith(".json"):
+        file = Path(name)
+        return read_draft(file.parent.name or name, _json(file, dict, "an object, the config.json of a model"))
+    return read_draft(name, catalogue.model(name).shape)
+
+
+def _needs_a_shape(option: str) -> Refusal:
+    return Refusal(
+        found=f"{option} with --gpus any",
+        needed="a shape, whose room for it is then planned",
+        change="--gpus 1xH200, or another shape",
     )
 
 

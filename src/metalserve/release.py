@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from metalserve.engines.config import engine_config
 from metalserve.engines.environment import check_line_value, engine_environment
 from metalserve.engines.info import EngineInfo
+from metalserve.engines.lora import CONTAINER_DIRECTORY, command_words
 from metalserve.engines.rendering import render_config
 from metalserve.errors import Refusal
 from metalserve.remote.release_list import diff_contents
@@ -24,6 +25,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 # A repository as docker takes it: registry[:port]/path, lower case.
 _REPOSITORY = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
+# Where the container has them, by kind.
+_MOUNT_POINTS = {"adapter": CONTAINER_DIRECTORY, "draft": "/models"}
 _LOCK = "run playbooks/ops/lock.yml, which asks the registry for the digest and writes it down"
 
 
@@ -50,10 +53,19 @@ class Release:
     environment: Mapping[str, str]
     plan: Mapping[str, Any]
     driver: str | None
+    beside: tuple[Mapping[str, str], ...] = ()
+    """What is mounted beside the model: kind, key, revision and manifest_sha256 of each."""
+    words: tuple[str, ...] = ()
+    """What stands on the engine's command line, because its file cannot say it."""
 
     def content(self) -> dict[str, Any]:
-        """Everything the release records, as plain types."""
-        return {"schema": SCHEMA, **asdict(self), "devices": list(self.devices)}
+        """Everything the release records, as plain types; what a deployment does not have is left out."""
+        known = {"schema": SCHEMA, **asdict(self), "devices": list(self.devices)}
+        for name in ("beside", "words"):
+            known[name] = list(known[name])
+            if not known[name]:
+                del known[name]
+        return known
 
     @property
     def id(self) -> str:
@@ -88,9 +100,17 @@ class Release:
             "METALSERVE_MODEL_DIR": self.model_directory,
             "METALSERVE_MODEL_KEY": self.model,
             "METALSERVE_PORT": str(self.port),
+            **({"METALSERVE_MOUNTS": " ".join(self._mounts())} if self.beside else {}),
+            **({"METALSERVE_WORDS": " ".join(self.words)} if self.words else {}),
             **self.environment,
         }
         return "".join(f"{name}={check_line_value(name, value)}\n" for name, value in lines.items())
+
+    def _mounts(self) -> Iterator[str]:
+        """Arguments of `docker run`, one word each."""
+        for part in self.beside:
+            source = f"{self.models_dir}/{part['key']}/{part['revision']}"
+            yield f"--mount=type=bind,source={source},target={_MOUNT_POINTS[part['kind']]}/{part['key']},readonly"
 
 
 def canonical_json(content: object) -> str:
@@ -175,6 +195,7 @@ def build_release(
     plan: Mapping[str, Any],
     driver: str | None,
     models_dir: str = MODELS_DIRECTORY,
+    beside: Sequence[Mapping[str, str]] = (),
 ) -> Release:
     """The release of a deployment on a host.
 
@@ -189,6 +210,7 @@ def build_release(
         plan: sizes of the deployment on this host (see ``engine_config``).
         driver: NVIDIA driver version of the host, None without one.
         models_dir: absolute directory on the host that holds ``<model>/<revision>``.
+        beside: kind, key, revision and manifest_sha256 of what is mounted beside the model.
 
     Raises:
         Refusal: an image without a good digest, weights without a revision or manifest, a model other than the
@@ -230,6 +252,8 @@ def build_release(
         environment=engine_environment(deployment, plan) | key_file_variable(deployment),
         plan=json.loads(canonical_json(plan)),
         driver=driver,
+        beside=tuple(dict(part) for part in beside),
+        words=command_words(deployment),
     )
 
 
@@ -254,7 +278,8 @@ def read_release(text: str) -> Release:
             needed=f"schema {SCHEMA}",
             change="activate a release that this version of metalserve wrote",
         )
-    release = Release(**{**record, "devices": tuple(record["devices"])})
+    listed = {name: tuple(record[name]) for name in ("devices", "beside", "words") if name in record}
+    release = Release(**{**record, **listed})
     if release.id != claimed:
         raise Refusal(
             found=f"a release.json that says {claimed}, with a content of {release.id}",

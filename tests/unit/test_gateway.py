@@ -46,6 +46,20 @@ def test_a_name_that_only_some_engines_serve_is_a_pool_of_its_own():
     }
 
 
+def test_adapters_are_asked_by_their_names():
+    lora = [{"name": "sql"}, {"name": "Org/de", "key": "de"}]
+    found = pools([deployment(lora_adapters=lora)], [deployment(lora_adapters=lora[:1])])
+    assert {tuple(pool["models"]): [server["name"] for server in pool["servers"]] for pool in found} == {
+        ("qwen3-8b", "sql"): ["gpu-1:a", "gpu-2:a"],
+        ("Org/de",): ["gpu-1:a"],
+    }
+
+
+def test_sglang_answers_to_an_adapter_behind_the_models_name_only():
+    (found,) = pools([deployment(engine="sglang", served_names=["chat"], lora_adapters=[{"name": "sql"}])])
+    assert found["models"] == ["chat", "chat:sql"]
+
+
 def test_pools_never_share_a_name():
     found = pools([deployment(served_names=["a/b"]), deployment("b", 8001, served_names=["a@b"])])
     assert [pool["name"] for pool in found] == ["a_b", "a_b-2"]

@@ -415,6 +415,68 @@ def test_a_file_that_is_no_manifest(tmp_path, text):
     assert refusal.found.startswith(f"no manifest of tiny at revision 0123 ({tmp_path}/m.json: ")
 
 
+# ---- LoRA adapters ----
+
+ADAPTER_CONFIG = {"r": 16, "target_modules": ["model.layers.0.q_proj", "v_proj"], "base_model_name_or_path": "Org/Base"}
+ADAPTER = {"rank": 16, "modules": ["q_proj", "v_proj"], "base_model": "Org/Base"}
+
+
+def adapter_files(config=ADAPTER_CONFIG):
+    """Manifest and configuration of an adapter, as texts."""
+    text = json.dumps(config)
+    entry = {
+        "path": "adapter_config.json",
+        "size_bytes": len(text),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    return json.dumps({"files": [entry]}), text
+
+
+def test_what_an_adapter_says_is_locked_with_its_files(registry):
+    manifest, config = adapter_files()
+    registry.files["sql/0123/metalserve-manifest.json"] = manifest.encode()
+    registry.files["sql/0123/adapter_config.json"] = config.encode()
+    wanted = {**request(f"http://{registry.host}/models/sql/{{revision}}"), "key": "sql", "adapter": True}
+    assert lock_model(wanted, "0123") == {
+        "revision": "0123",
+        "files": json.loads(manifest)["files"],
+        "adapter": ADAPTER,
+    }
+
+
+def test_the_configuration_lies_beside_a_manifest_that_is_named(tmp_path):
+    manifest, config = adapter_files()
+    (tmp_path / "manifest.json").write_text(manifest)
+    (tmp_path / "adapter_config.json").write_text(config)
+    wanted = {**request("/on/the/host/only"), "key": "sql", "adapter": True}
+    assert lock_model(wanted, "0123", f"{tmp_path}/manifest.json")["adapter"] == ADAPTER
+
+
+def test_a_configuration_of_other_bytes_is_not_believed(tmp_path):
+    manifest, _ = adapter_files()
+    (tmp_path / "metalserve-manifest.json").write_text(manifest)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refusal = refusal_of(lock_model, {**request(str(tmp_path)), "key": "sql", "adapter": True}, "0123")
+    assert refusal.found == (
+        f"no adapter_config.json of the adapter sql ({tmp_path}: other bytes than the manifest names)"
+    )
+    assert refusal.change.startswith("lay it beside the manifest that serving_model_manifests.sql names")
+
+
+def test_an_adapter_whose_manifest_names_no_configuration(tmp_path):
+    (tmp_path / "metalserve-manifest.json").write_text(MANIFEST)
+    refusal = refusal_of(lock_model, {**request(str(tmp_path)), "key": "sql", "adapter": True}, "0123")
+    assert refusal.found == "no adapter_config.json of the adapter sql (its manifest does not name it)"
+
+
+def test_an_adapter_that_no_engine_serves_right_is_not_locked(tmp_path):
+    manifest, config = adapter_files({**ADAPTER_CONFIG, "use_dora": True})
+    (tmp_path / "metalserve-manifest.json").write_text(manifest)
+    (tmp_path / "adapter_config.json").write_text(config)
+    refusal = refusal_of(lock_model, {**request(str(tmp_path)), "key": "sql", "adapter": True}, "0123")
+    assert refusal.found == "adapter_config.json of the adapter sql with use_dora True"
+
+
 # ---- the module of the role ----
 
 
@@ -566,3 +628,27 @@ def test_a_revision_by_hub_locks_again_when_one_of_them_moves(module, wanted):
     assert module(asked)["changed"] is False
     moved = module({**asked, "revisions": {"tiny": {**revisions, "modelscope": "c" * 40}}})
     assert moved["lock"]["models"]["tiny"]["hub_revisions"]["modelscope"] == "c" * 40
+
+
+def test_an_adapter_moves_with_the_revision_beside_its_name(module, tmp_path):
+    manifest, config = adapter_files()
+    (tmp_path / "metalserve-manifest.json").write_text(manifest)
+    (tmp_path / "adapter_config.json").write_text(config)
+    wanted = {"key": "sql", "adapter": True, "revision": "0123", "sources": [str(tmp_path)]}
+    arguments = {"path": str(tmp_path / "lock.yml"), "models": [wanted]}
+    first = module(arguments)["lock"]["models"]["sql"]
+    assert (first["revision"], first["adapter"]) == ("0123", ADAPTER)
+    assert module(arguments)["changed"] is False
+    moved = module({**arguments, "models": [{**wanted, "revision": "4567"}]})
+    assert moved["lock"]["models"]["sql"]["revision"] == "4567"
+
+
+def test_what_was_locked_as_a_model_is_locked_again_as_an_adapter(module, tmp_path):
+    manifest, config = adapter_files()
+    (tmp_path / "metalserve-manifest.json").write_text(manifest)
+    (tmp_path / "adapter_config.json").write_text(config)
+    wanted = {"key": "sql", "revision": "0123", "sources": [str(tmp_path)]}
+    arguments = {"path": str(tmp_path / "lock.yml"), "revisions": {"sql": "0123"}}
+    assert "adapter" not in module({**arguments, "models": [wanted]})["lock"]["models"]["sql"]
+    again = module({**arguments, "models": [{**wanted, "adapter": True}]})
+    assert again["lock"]["models"]["sql"]["adapter"] == ADAPTER

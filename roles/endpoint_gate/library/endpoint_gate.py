@@ -58,6 +58,7 @@ options:
       - tool_auto
       - json_schema
       - unknown_model
+      - names
       - usage
       - unicode
       - tools_parallel

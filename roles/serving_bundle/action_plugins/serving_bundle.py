@@ -76,8 +76,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core has no typ
             # The verdict says it, in its table.
             return
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        models = [item["model"] for item in deployments]
+        models = [key for item in deployments for key in _keys(item)]
         require(manifest, images, models, given.get("lock") or {}, directory)
+
+
+def _keys(item: dict[str, Any]) -> list[str]:
+    """What a deployment needs of the lock's models."""
+    drafts = [item["draft_model"]] if item["draft_model"] else []
+    return [item["model"], *drafts, *(adapter["key"] for adapter in item["lora_adapters"])]
 
 
 def _started(pid: int) -> str:

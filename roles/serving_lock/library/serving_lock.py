@@ -21,7 +21,9 @@ options:
     elements: str
     default: []
   models:
-    description: Models, a list of C(key), C(revision) and C(sources).
+    description:
+      - Models, a list of C(key), C(revision) and C(sources).
+      - A LoRA adapter is one with C(adapter), and what its configuration says is locked with it.
     type: list
     elements: dict
     default: []
@@ -124,6 +126,11 @@ def main() -> None:
         for request in wanted["models"]:
             key = request["key"]
             revision = wanted["revisions"].get(key)
+            if request.get("adapter"):
+                # Declared in a deployment, with its revision beside its name.
+                revision = revision or request["revision"]
+                if "adapter" not in lock["models"].get(key, {"adapter": None}):
+                    del lock["models"][key]
             unpinned = key in wanted["unpinned"]
             if wanted["refresh"] or key not in lock["models"] or is_stale(lock["models"][key], revision, unpinned):
                 lock["models"][key] = lock_model(request, revision, wanted["manifests"].get(key), unpinned=unpinned)

@@ -18,7 +18,6 @@ _NOT_IN_SGLANG_FILE = ("boolean", "DeprecatedStoreTrueAction", "LoRAPathAction")
 _NOT_IN_SGLANG_FILE_INSTEAD = {
     "disable-cuda-graph": "set eager of the deployment",
     "enable-dp-attention": "use attn-dp-size",
-    "lora-paths": "use enable-lora with max-lora-rank and lora-target-modules, and load adapters at run time",
 }
 # The only words with a dash in front that argparse takes as a value.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")

@@ -21,6 +21,27 @@ def _dest(table: FlagTable, name: str) -> str:
     return flag.dest if flag is not None else name
 
 
+def _check_speculation(deployment: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a second way to draft, and a draft model that nobody stages.
+
+    Raises:
+        Refusal: naming the flag.
+    """
+    drafting = [name for name in own if name.startswith(("speculative-", "spec-"))]
+    if drafting and deployment.get("draft_model"):
+        raise Refusal(
+            found=f"engine_args sets '{drafting[0]}' beside draft_model {deployment['draft_model']}",
+            needed="one of them: the plan knows the memory of the draft model alone",
+            change=f"remove engine_args.{drafting[0]} or `draft_model` of the deployment",
+        )
+    if '"model"' in str(own.get("speculative-config", "")):
+        raise Refusal(
+            found="engine_args sets 'speculative-config' with a model",
+            needed="a draft model whose weights are staged and whose memory is planned",
+            change="draft_model and speculative_tokens of the deployment instead of engine_args.speculative-config",
+        )
+
+
 def engine_config(
     deployment: Mapping[str, Any],
     model: Mapping[str, Any],
@@ -64,6 +85,7 @@ def engine_config(
         spelling, normal = check_value(table, name, value)
         config[spelling] = normal
     own = check_arguments(info.engine, info.version, deployment.get("engine_args") or {})
+    _check_speculation(deployment, own)
     replaced = {_dest(table, name) for name in own}
     config = {name: value for name, value in config.items() if _dest(table, name) not in replaced}
     config.update(own)

@@ -8,11 +8,15 @@ from typing import Any
 from metalserve.engines.behaviour import sglang_behaviour, wanted_parsers
 from metalserve.engines.catalogue_entry import parsers_of
 from metalserve.engines.flags import FlagTable
+from metalserve.engines.lora import sglang_adapters
 from metalserve.errors import Refusal
+from metalserve.planner.draft import EAGLE3, STANDALONE
 from metalserve.planner.sglang_options import SglangOptions, read_options
 
 # vLLM's name of an 8-bit KV cache is no choice of SGLang's.
 _KV_CACHE_DTYPE = {"fp8": "fp8_e4m3"}
+# SGLang's names of the ways to draft with a model of its own.
+_ALGORITHMS = {EAGLE3: "EAGLE3", STANDALONE: "STANDALONE"}
 _JSON_PARSERS = ("qwen", "qwen25")
 
 
@@ -63,12 +67,14 @@ def _cpu_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _speculative_settings(draft_tokens: int) -> dict[str, Any]:
+def _speculative_settings(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    draft_tokens, draft = deployment.get("speculative_tokens") or 0, deployment.get("draft")
     if not draft_tokens:
         return {}
     # One chain of drafts: every step drafts one token, and the verified token comes on top.
     return {
-        "speculative-algorithm": "NEXTN",
+        "speculative-algorithm": _ALGORITHMS[draft.method] if draft else "NEXTN",
+        **({"speculative-draft-model-path": f"/models/{draft.key}"} if draft else {}),
         "speculative-num-steps": draft_tokens,
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": draft_tokens + 1,
@@ -156,8 +162,9 @@ def sglang_settings(
     if plan.get("enforce_eager", deployment.get("eager")) or plan["device"] == "cpu":
         settings.update(_eager_settings(table))
     settings.update(_cpu_settings(plan))
-    settings.update(_speculative_settings(deployment.get("speculative_tokens") or 0))
+    settings.update(_speculative_settings(deployment))
     settings.update(_option_settings(read_options(deployment.get("sglang")), table))
+    settings.update(sglang_adapters(deployment))
     settings.update(sglang_behaviour(deployment, plan))
     tool, reasoning = wanted_parsers(deployment, model)
     _check_tool_parser(deployment, model, tool)

@@ -8,6 +8,7 @@ from typing import Any
 from metalserve.engines.behaviour import vllm_behaviour, wanted_parsers
 from metalserve.engines.flags import FlagTable
 from metalserve.engines.info import engine_info
+from metalserve.engines.lora import vllm_adapters
 
 
 def vllm_settings(
@@ -52,10 +53,12 @@ def vllm_settings(
         if wanted:
             settings[flag] = True
     if deployment.get("speculative_tokens"):
+        draft = deployment.get("draft")
         settings["speculative-config"] = {
-            "method": "mtp",
             "num_speculative_tokens": deployment["speculative_tokens"],
+            **({"method": draft.method, "model": f"/models/{draft.key}"} if draft else {"method": "mtp"}),
         }
+    settings.update(vllm_adapters(deployment, table))
     settings.update(vllm_behaviour(deployment, plan))
     tool, reasoning = wanted_parsers(deployment, model)
     if tool:

@@ -15,8 +15,10 @@ from typing import Any
 from metalserve import catalogue
 from metalserve.errors import Refusal
 from metalserve.planner.assign import assign_gpus
+from metalserve.planner.draft import Draft, read_draft
 from metalserve.planner.kv import Capacity, kv_capacity
 from metalserve.planner.learned import MeasuredStart, expected_start, measured_start, read_measured
+from metalserve.planner.lora import Adapters
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes, read_wishes
 from metalserve.planner.resolve import PlannedModel, resolve
@@ -26,7 +28,9 @@ from metalserve.planner.vllm_cpu import plan_cpu
 from metalserve.planner.vllm_cuda import plan_cuda
 
 __all__ = [
+    "Adapters",
     "Capacity",
+    "Draft",
     "MeasuredStart",
     "Plan",
     "PredictedBytes",
@@ -38,6 +42,7 @@ __all__ = [
     "make_plan",
     "measured_start",
     "plan",
+    "read_draft",
     "read_measured",
     "read_wishes",
     "tensor_parallel_problems",
@@ -58,6 +63,8 @@ def make_plan(
     extra_models: Mapping[str, Any] | None = None,
     measured: Iterable[Mapping[str, Any] | MeasuredStart] | None = None,
     image: str | None = None,
+    adapters: Adapters | None = None,
+    draft: Draft | None = None,
 ) -> Plan:
     """Size one deployment on one host.
 
@@ -72,6 +79,8 @@ def make_plan(
         measured: records of earlier starts (`measured_start`) on this host. One with the sizes of a candidate replaces
             the estimate and its margin.
         image: the engine's image; records of another image do not count.
+        adapters: the LoRA adapters that the engine keeps buffers for.
+        draft: a draft model of its own, which drafts the `speculative_tokens` of the wishes.
 
     Raises:
         Refusal: it does not fit or cannot work; says what was found, what is needed and what to change.
@@ -81,10 +90,11 @@ def make_plan(
     planned = resolve(model, extra_models)
     version = check_version(engine, engine_version, planned.key, planned.minimum_versions.get(engine))
     if engine == "sglang":
-        return plan_sglang(planned, host_facts, version, asked)
+        return plan_sglang(planned, host_facts, version, asked, adapters, draft)
     if not host_facts.get("gpus"):
-        return plan_cpu(planned, host_facts, version, asked)
-    return plan_cuda(planned, host_facts, version, asked, starts=read_measured(measured), image=image)
+        return plan_cpu(planned, host_facts, version, asked, adapters, draft)
+    starts = read_measured(measured)
+    return plan_cuda(planned, host_facts, version, asked, starts=starts, image=image, adapters=adapters, draft=draft)
 
 
 # The short name; `make_plan` reads better where `plan` is a variable.

@@ -129,8 +129,14 @@ def layout(
     device: str = "cuda",
     state_dtype: str | None = None,
     kernel_block_tokens: int | None = None,
+    draft: Shape | None = None,
 ) -> Layout:
-    """The cut of the cache on the fullest pipeline stage."""
+    """The cut of the cache on the fullest pipeline stage.
+
+    `draft`: a draft model of its own, in the place of the model's MTP layers. Its layers join those with full
+    attention. Where theirs are of another size, a block holds the sum of both (vLLM 0.24, UniformTypeKVCacheSpecs; for
+    a model with full attention alone).
+    """
     element = KV_BYTES[kv_cache_dtype]
     if kv_cache_dtype == "auto" and shape.quantization and shape.quantization.kv_cache_dtype == "fp8":
         element = 1
@@ -148,13 +154,19 @@ def layout(
         in_flight += max_batched_tokens
     window = (shape.sliding_window_tokens or 0) - 1 + in_flight
     page = block * per_token
-    groups = _groups(shape.layers, shape.draft_layers if draft_tokens else 0)
+    drafts, other = shape.draft_layers if draft_tokens else 0, 0
+    if draft is not None:
+        drafts = len(draft.layers)
+        draft_token = token_bytes(draft, tensor_parallel_size, element)
+        if draft_token != per_token:
+            drafts, other = 0, drafts * block * draft_token
+    groups = _groups(shape.layers, drafts)
     largest = _largest_on_a_stage(groups, len(shape.layers), pipeline_parallel_size)
     return Layout(
         block_tokens=block,
         page_bytes=page,
         groups=groups,
-        block_bytes=largest * page,
+        block_bytes=largest * page + other,
         state_blocks=(2 if prefix_caching else 1) + draft_tokens + checkpoint,
         window_tokens=window,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from metalserve.planner.draft import EAGLE3, STANDALONE, Draft
 from metalserve.planner.shape import Shape
 from metalserve.planner.units import GIB, ceil_div
 from metalserve.planner.versions import LISTED_V2_ARCHITECTURES, VllmBehaviour
@@ -35,6 +36,10 @@ class Load:
     """Compute capability x 10 of the GPU."""
     communicating: int = 0
     """Ranks that exchange data: replicas of a mixture of experts too. 0: the tensor parallel size."""
+    draft: Draft | None = None
+    """A draft model of its own; `draft_tokens` are then drafted by it."""
+    adapters: bool = False
+    """Whether LoRA adapters are served: each size is then captured twice, with and without them."""
 
     @property
     def ranks(self) -> int:
@@ -86,8 +91,13 @@ def constants() -> dict[str, Any]:
     return loaded
 
 
-def runner(shape: Shape, release: VllmBehaviour) -> str:
-    """Model runner that this release uses for this model: v1 or v2."""
+def runner(shape: Shape, release: VllmBehaviour, draft: Draft | None = None) -> str:
+    """Model runner that this release uses for this model: v1 or v2.
+
+    Up to 0.31 the V2 runner drafts with heads only (0.24, VllmConfig._get_v2_model_runner_unsupported_features).
+    """
+    if draft and draft.method == STANDALONE and release.v2_runner != "all":
+        return "v1"
     if release.v2_runner == "all":
         return "v2"
     return "v2" if release.v2_runner == "listed" and shape.architecture in LISTED_V2_ARCHITECTURES else "v1"
@@ -112,23 +122,28 @@ def activation_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     logits = load.max_sequences * shape.vocabulary
     tokens = load.max_batched_tokens
     vision = _kept_images_bytes(shape, load)
+    kept = 0
+    if load.draft and load.draft.method == EAGLE3:
+        kept = 2 * shape.hidden * tokens * int(numbers["head_hidden_states"]["eager" if load.eager else "graphs"])
     experts = shape.experts
     if experts:
         width = 4 * shape.hidden + experts.per_token * (3 * ceil_div(experts.intermediate, tp) + shape.hidden)
     else:
         width = 2 * shape.hidden + 3 * ceil_div(shape.intermediate, tp)
-    if runner(shape, release) == "v1":
+    if runner(shape, release, load.draft) == "v1":
         own = numbers["v1"]
         # One draft for each row, however many are configured (GPUModelRunner._dummy_sampler_run).
         row = own["row_bytes_with_draft" if load.draft_tokens else "row_bytes"]
         # With fused experts the workspaces that are kept are the forward pass's peak.
         forward = 2 * width * tokens if experts is None or gpt_oss_mxfp4(shape) else 0
-        return int(own["base_bytes"] + max(forward, 2 * _kept_elements(shape, tp) * tokens + row * logits) + vision)
+        return int(
+            own["base_bytes"] + kept + max(forward, 2 * _kept_elements(shape, tp) * tokens + row * logits) + vision
+        )
     own = numbers["v2"]
     row = own["row_bytes"]
     if release.v2_graph_estimate:
         row = own["row_bytes_newer"] + (own["row_bytes_newer_gathered"] if tp > 1 else 0)
-    return int(own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
+    return int(kept + own["penalty_bytes"] * logits + max(2 * width * tokens, row * logits) + vision)
 
 
 def _kept_images_bytes(shape: Shape, load: Load) -> int:
@@ -162,15 +177,18 @@ def unprofiled_sampler_bytes(shape: Shape, release: VllmBehaviour, load: Load) -
 
     V1: the profile verifies one draft for each sequence, each further draft has as many copies of its logits
     (v1/sample/rejection_sampler.py). V2: the profile verifies none; the logits of all rows, and 32-bit copies in chunks
-    of at most 1 GiB (v1/worker/gpu/spec_decode/rejection_sampler.py of 0.32).
+    of at most 1 GiB (v1/worker/gpu/spec_decode/rejection_sampler.py of 0.32). In 0.24 V2 copies all rows at once, at
+    the end of its start (warmup_kernels), and the allocator cannot reuse what the profile left.
     """
     drafts, logits = load.draft_tokens, load.max_sequences * shape.vocabulary
     if not drafts:
         return 0
     numbers = constants()
-    if runner(shape, release) == "v1":
+    if runner(shape, release, load.draft) == "v1":
         return int(numbers["v1"]["row_bytes_further_draft"] * (drafts - 1) * logits)
     gathered = 2 if load.tensor_parallel_size > 1 else 1
+    if not release.v2_graph_estimate:
+        return int((numbers["v2"]["row_bytes_verified"] * (1 + drafts) + numbers["v2"]["row_bytes_lost"]) * logits)
     copies = min(4 * (1 + drafts) * logits, int(numbers["v2"]["draft_chunk_bytes"]))
     return 2 * gathered * drafts * logits + copies
 
@@ -209,6 +227,8 @@ def graphs(shape: Shape, load: Load) -> Graphs:
     """
     numbers, tp = constants()["graphs"], load.tensor_parallel_size
     number, largest = captured(load.max_sequences, load.draft_tokens)
+    # v1/worker/gpu/lora_utils.py of 0.24, get_lora_capture_cases: without an adapter, and with the most at once.
+    number *= 2 if load.adapters else 1
     partial = 0
     if load.capability // 10 == 9:
         width = shape.mla.kv_rank if shape.mla else shape.head_dim
@@ -227,7 +247,7 @@ def graph_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> tuple[int, 
     if load.eager:
         return 0, 0
     found = graphs(shape, load)
-    if runner(shape, release) == "v1":
+    if runner(shape, release, load.draft) == "v1":
         if not release.graph_estimate:
             return 0, found.taken_bytes
         return found.most_estimate_bytes, found.taken_bytes - found.least_estimate_bytes
@@ -263,9 +283,10 @@ def outside_bytes(shape: Shape, release: VllmBehaviour, load: Load) -> int:
     """Bytes that end up in use beyond the budget: context, communication, runner, graphs that are not counted."""
     numbers = constants()
     context = next(size for ranks, size in numbers["context_bytes"].items() if ranks >= min(load.ranks, 8))
-    residual = numbers["residual_bytes"][runner(shape, release)]
+    residual = numbers["residual_bytes"][runner(shape, release, load.draft)]
     if load.ranks > 1:
         residual = max(residual, numbers["residual_bytes"]["tensor_parallel"])
+    residual += numbers["residual_draft_bytes"] if load.draft else 0
     return int(context + residual + graph_bytes(shape, release, load)[1])
 
 
@@ -314,7 +335,8 @@ def budget(
         total_bytes=total_bytes,
         requested_bytes=math.ceil(total_bytes * utilization),
         weights_bytes=loaded.total_bytes,
-        buffers_bytes=buffers_bytes(shape, load.vision),
+        buffers_bytes=buffers_bytes(shape, load.vision)
+        + (buffers_bytes(load.draft.shape, vision=False) if load.draft else 0),
         activation_bytes=activation_bytes(shape, release, load),
         non_torch_bytes=numbers["non_torch_bytes"][1 if load.ranks == 1 else 2]
         + (0 if load.eager else numbers["non_torch_graphs_bytes"]),

@@ -25,6 +25,11 @@ _NOT_SIZES = frozenset(
         "engine_args",
         "environment",
         "api_key_file",
+        "lora_adapters",
+        "lora_slots",
+        "lora",
+        "draft_model",
+        "draft",
         *BEHAVIOUR_FIELDS,
     }
 )

@@ -8,7 +8,9 @@ from typing import Any
 
 from metalserve.errors import Refusal
 from metalserve.planner import memory
+from metalserve.planner.draft import STANDALONE, Draft, check_draft, draft_bytes, draft_problems, no_gpus
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
+from metalserve.planner.lora import Adapters, adapter_bytes, buffers_sentence
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
@@ -31,13 +33,28 @@ from metalserve.planner.weights import weights
 HIGHER_FRACTIONS = (0.88, 0.90)
 
 
-def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wishes: Wishes) -> Plan:
+def plan_sglang(
+    model: PlannedModel,
+    host: Mapping[str, Any],
+    version: str,
+    wishes: Wishes,
+    adapters: Adapters | None = None,
+    draft: Draft | None = None,
+) -> Plan:
     """Plan SGLang on the host's GPUs.
 
     Raises:
         Refusal: the wishes cannot be met, or are ones SGLang does not know.
     """
     if not host.get("gpus"):
+        if draft:
+            raise no_gpus(draft)
+        if adapters:
+            raise Refusal(
+                found="lora_adapters with SGLang on a host without GPUs",
+                needed="GPUs: SGLang's adapters were not seen to run on a CPU",
+                change="`engine: vllm`, or leave `lora_adapters` out",
+            )
         return plan_sglang_cpu(model, host, version, wishes)
     if wishes.kv_cache_memory_bytes is not None:
         raise Refusal(
@@ -46,6 +63,15 @@ def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wish
             change="remove `kv_cache_memory_bytes`, or set `memory_share`",
         )
     shape = model.shape
+    if draft:
+        stages = wishes.pipeline_parallel_size
+        check_draft(draft, model.key, shape, wishes.speculative_tokens, stages, "sglang", version)
+        if adapters and draft.method == STANDALONE:
+            raise Refusal(
+                found=f"lora_adapters and the draft model {draft.key} with SGLang",
+                needed="an EAGLE-3 head, or no adapters: SGLang stops at start otherwise",
+                change="`draft_model` or `lora_adapters` of the deployment",
+            )
     for name in ("radix_strategy", "state_dtype", "state_memory_ratio"):
         if getattr(wishes.sglang, name) is not None and not shape.hybrid:
             raise Refusal(
@@ -64,8 +90,18 @@ def plan_sglang(model: PlannedModel, host: Mapping[str, Any], version: str, wish
     context = check_context(model, wishes)
     refusals: list[Refusal] = []
     for tp, replicas in _splits(model, wishes, gpus):
+        problems = draft_problems(draft, tp, "sglang")
+        if problems:
+            refusals.append(
+                Refusal(
+                    found=f"tensor_parallel_size {tp} for {model.key}: {problems[0]}",
+                    needed="a size that both models can be split by",
+                    change="`tensor_parallel_size`, or another `draft_model`",
+                )
+            )
+            continue
         try:
-            return _plan(model, version, wishes, gpus, tp, replicas, context)
+            return _plan(model, version, wishes, gpus, tp, replicas, context, adapters, draft)
         except Refusal as refusal:
             refusals.append(refusal)
     raise refusals[0 if gpus.nvlink else -1]
@@ -101,17 +137,32 @@ def _splits(model: PlannedModel, wishes: Wishes, gpus: Gpus) -> list[tuple[int, 
     return [(tp, wishes.data_parallel_size or (count // tp if count % tp == 0 else 1)) for tp in sizes]
 
 
-def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int, replicas: int, context: int) -> Plan:
+def _plan(
+    model: PlannedModel,
+    version: str,
+    wishes: Wishes,
+    gpus: Gpus,
+    tp: int,
+    replicas: int,
+    context: int,
+    adapters: Adapters | None,
+    draft: Draft | None,
+) -> Plan:
     shape = model.shape
     loaded = weights(
         shape,
         tensor_parallel_size=tp,
         expert_parallel=wishes.expert_parallel,
         text_only=wishes.text_only,
-        draft=wishes.speculative_tokens > 0,
+        draft=wishes.speculative_tokens > 0 and draft is None,
         fp8_marlin=0 < gpus.capability < 89,
         stored=model.stored,
     ).total_bytes
+    buffered = adapter_bytes(shape, adapters, tensor_parallel_size=tp, expert_parallel=wishes.expert_parallel)
+    # Taken while the model is loaded, before the pools are sized (model_executor/model_runner.py).
+    loaded += buffered + draft_bytes(draft, tp)
+    # The draft's layers have the size of the model's, which SGLang takes for granted.
+    pooled = replace(shape, draft_layers=len(draft.shape.layers)) if draft else shape
     total_mib = gpus.total_bytes / MIB
     vision = shape.vision is not None and not wishes.text_only
     own = default_fraction(
@@ -141,10 +192,10 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
     for fraction in fractions:
         # In SGLang's order: what is free after loading, less the slack, less the room for pictures.
         budget = free - loaded - buffers - free * (1 - fraction) - multimodal
-        made = pools(shape, budget, tp, serving)
+        made = pools(pooled, budget, tp, serving)
         if made:
             # The engine is always given a limit, which without a radix cache sizes its pools.
-            made = pools(shape, budget, tp, replace(serving, max_running=made.max_running))
+            made = pools(pooled, budget, tp, replace(serving, max_running=made.max_running))
         if made:
             tried.append((fraction, made))
             if made.tokens >= context:
@@ -200,6 +251,10 @@ def _plan(model: PlannedModel, version: str, wishes: Wishes, gpus: Gpus, tp: int
         "predicted_bytes": "free memory before loading is an estimate: SGLang was not measured on a GPU",
         "gpus_used": "; ".join(gpus.notes) or f"{tp * replicas} of {len(gpus.indexes)}",
     }
+    if draft:
+        reasons["draft_model"] = f"{gib(draft_bytes(draft, tp))} of the weights are {draft.key}"
+    if adapters:
+        reasons["lora_adapters"] = f"{gib(buffered)} of the weights are {buffers_sentence(adapters)}"
     if replicas > 1:
         reasons["data_parallel_size"] = f"{replicas} independent replicas use all {tp * replicas} GPUs"
     return Plan(

@@ -11,6 +11,8 @@ from typing import Any
 
 from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
+from metalserve.planner.draft import Draft, no_gpus
+from metalserve.planner.lora import Adapters, adapter_bytes, buffers_sentence
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.shape import Shape
@@ -27,7 +29,14 @@ LEAST_POOL_BYTES = 64 * MIB
 PROCESS_BYTES = 2 * GIB
 
 
-def plan_cpu(model: PlannedModel, host: Mapping[str, Any], version: str, wishes: Wishes) -> Plan:
+def plan_cpu(
+    model: PlannedModel,
+    host: Mapping[str, Any],
+    version: str,
+    wishes: Wishes,
+    adapters: Adapters | None = None,
+    draft: Draft | None = None,
+) -> Plan:
     """Plan vLLM on a host without GPUs. The KV pool is fixed, so the capacity is what the engine will report.
 
     Raises:
@@ -35,7 +44,15 @@ def plan_cpu(model: PlannedModel, host: Mapping[str, Any], version: str, wishes:
     """
     shape = model.shape
     instructions = tuple(host.get("cpu", {}).get("instruction_sets") or ())
+    if draft:
+        raise no_gpus(draft)
     _check(model, wishes, instructions)
+    if adapters and shape.hybrid:
+        raise Refusal(
+            found=f"lora_adapters for {model.key} on a host without GPUs",
+            needed="a model without linear-attention layers: vLLM's CPU kernels for these take no adapters",
+            change="leave `lora_adapters` out, or serve the model on GPUs",
+        )
     context = check_context(model, wishes)
     release = behaviour(version)
     prefix = True if wishes.prefix_caching is None else wishes.prefix_caching
@@ -53,7 +70,8 @@ def plan_cpu(model: PlannedModel, host: Mapping[str, Any], version: str, wishes:
         kernel_block_tokens=16 if shape.mla and not any("amx" in name for name in instructions) else None,
     )
     sequences = wishes.max_sequences or min(SEQUENCES, batched)
-    loaded = weights(shape, text_only=wishes.text_only, stored=model.stored).total_bytes
+    buffered = adapter_bytes(shape, adapters)
+    loaded = weights(shape, text_only=wishes.text_only, stored=model.stored).total_bytes + buffered
     ram = _ram_bytes(host)
     pool, why = _pool(wishes, cut, ram, loaded, context, sequences)
     if wishes.context_length is None:
@@ -96,7 +114,8 @@ def plan_cpu(model: PlannedModel, host: Mapping[str, Any], version: str, wishes:
             outside=PROCESS_BYTES,
         ),
         gpu_memory_bytes=None,
-        reasons=_reasons(model, wishes, release, cut, capacity, why, context),
+        reasons=_reasons(model, wishes, release, cut, capacity, why, context)
+        | ({"lora_adapters": f"{gib(buffered)} of memory are {buffers_sentence(adapters)}"} if adapters else {}),
     )
 
 

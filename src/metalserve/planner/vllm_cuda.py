@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from metalserve.errors import Refusal
+from metalserve.planner.draft import Draft, check_draft
 from metalserve.planner.hardware import Gpus, check_capability, chosen_gpus
 from metalserve.planner.learned import MeasuredStart
+from metalserve.planner.lora import Adapters
 from metalserve.planner.plan_types import Plan, PredictedBytes, Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.versions import behaviour
@@ -25,6 +27,8 @@ def plan_cuda(
     *,
     starts: tuple[MeasuredStart, ...] = (),
     image: str | None = None,
+    adapters: Adapters | None = None,
+    draft: Draft | None = None,
 ) -> Plan:
     """Plan vLLM on the host's GPUs, by what earlier starts measured where one had the same sizes.
 
@@ -34,11 +38,14 @@ def plan_cuda(
     shape = model.shape
     gpus = chosen_gpus(host, wishes)
     check_capability(shape, gpus, "vllm", wishes.kv_cache_dtype)
-    if wishes.speculative_tokens and not shape.draft_layers:
+    if draft:
+        stages = wishes.pipeline_parallel_size
+        check_draft(draft, model.key, shape, wishes.speculative_tokens, stages, "vllm", version)
+    elif wishes.speculative_tokens and not shape.draft_layers:
         raise Refusal(
             found=f"speculative_tokens {wishes.speculative_tokens}, but {model.key} has no MTP layers",
-            needed="a model with MTP layers in its checkpoint",
-            change="set `speculative_tokens` to 0",
+            needed="a model with MTP layers in its checkpoint, or a draft model",
+            change="set `speculative_tokens` to 0, or name a `draft_model`",
         )
     if wishes.expert_parallel and not shape.experts:
         raise Refusal(
@@ -61,6 +68,8 @@ def plan_cuda(
         context_tokens=context,
         starts=starts,
         image=image,
+        adapters=adapters,
+        draft=draft,
     )
     return _plan(task, best_fit(task))
 

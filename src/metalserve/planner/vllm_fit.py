@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from metalserve import catalogue
 from metalserve.errors import Refusal
 from metalserve.planner import kv, memory
+from metalserve.planner.draft import draft_bytes, draft_problems
 from metalserve.planner.hardware import default_batched_tokens
+from metalserve.planner.lora import adapter_bytes
 from metalserve.planner.parallel import tensor_parallel_problems, valid_tensor_parallel_sizes
 from metalserve.planner.units import gib
 from metalserve.planner.vllm_room import Room, Split, Task, layout, room_on_gpu
@@ -39,6 +41,10 @@ class Fit:
     promise_margin_bytes: int
     measured: str | None
     """What an earlier start measured, as a sentence; None: the sizes are predicted."""
+    adapter_bytes: int = 0
+    """Of the weights: buffers of LoRA adapters."""
+    draft_bytes: int = 0
+    """Of the weights: a draft model, or the model's own MTP layers."""
 
 
 def _splits(task: Task) -> Iterator[Split]:
@@ -109,7 +115,7 @@ def best_fit(task: Task) -> Fit:
             expert_parallel=split.expert_parallel,
             text_only=task.wishes.text_only,
             expert_ranks=split.tensor * split.data,
-        )
+        ) or draft_problems(task.draft, split.tensor)
         if problems:
             refusals.append(_invalid_split(task, split, problems))
             continue
@@ -137,6 +143,17 @@ def _invalid_split(task: Task, split: Split, problems: list[str]) -> Refusal:
     )
 
 
+def _adapter_bytes(task: Task, split: Split) -> int:
+    return adapter_bytes(
+        task.model.shape,
+        task.adapters,
+        tensor_parallel_size=split.tensor,
+        data_parallel_size=split.data,
+        pipeline_parallel_size=split.pipeline,
+        expert_parallel=split.expert_parallel,
+    )
+
+
 def _load(task: Task, split: Split, sequences: int, batched: int) -> memory.Load:
     return memory.Load(
         tensor_parallel_size=split.tensor,
@@ -147,6 +164,8 @@ def _load(task: Task, split: Split, sequences: int, batched: int) -> memory.Load
         communicating=split.tensor * split.data if task.model.shape.experts else split.tensor,
         draft_tokens=task.wishes.speculative_tokens,
         capability=task.gpus.capability or 90,
+        adapters=task.adapters is not None,
+        draft=task.draft,
     )
 
 
@@ -164,11 +183,15 @@ def fit_split(task: Task, split: Split) -> Fit:
         pipeline_parallel_size=split.pipeline,
         expert_parallel=split.expert_parallel,
         text_only=wishes.text_only,
-        draft=wishes.speculative_tokens > 0,
+        draft=wishes.speculative_tokens > 0 and task.draft is None,
         fp8_marlin=0 < task.gpus.capability < 89,
         mxfp4=mxfp4_storage(task.gpus.capability, task.release.mxfp4_scales_twice),
         stored=task.model.stored,
     )
+    if task.adapters:
+        loaded = replace(loaded, adapter_bytes=_adapter_bytes(task, split))
+    if task.draft:
+        loaded = replace(loaded, draft_bytes=draft_bytes(task.draft, split.tensor))
     options: tuple[int, ...] = (wishes.max_sequences,) if wishes.max_sequences else SEQUENCES
     if wishes.max_batched_tokens and not wishes.max_sequences:
         # Every running sequence takes at least one token of a batch.
@@ -240,6 +263,8 @@ def _sized(task: Task, split: Split, loaded: Weights, sequences: int, *, shrink:
         full_context=context == task.context_tokens,
         promise_margin_bytes=margin,
         measured=room.measured if fixed is None else None,
+        adapter_bytes=loaded.adapter_bytes,
+        draft_bytes=loaded.draft_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metalserve.planner.hardware import default_batched_tokens
+from metalserve.planner.lora import buffers_sentence
 from metalserve.planner.parallel import tensor_parallel_problems
 from metalserve.planner.units import gib
 from metalserve.planner.versions import newer_than_known
@@ -43,6 +44,13 @@ def reasons(task: Task, fit: Fit) -> dict[str, str]:
         else "the KV pool is fixed; the share of memory is not used",
         "prefix_caching": _prefix_reason(task, hybrid),
     }
+    if task.draft:
+        said["draft_model"] = (
+            f"{gib(fit.draft_bytes)} of the weights are {task.draft.key}, "
+            f"whose {len(task.draft.shape.layers)} layers keep keys and values too"
+        )
+    if task.adapters:
+        said["lora_adapters"] = f"{gib(fit.adapter_bytes)} of the weights are {buffers_sentence(task.adapters)}"
     if fit.measured:
         said["predicted_bytes"] += f"; {fit.measured}"
     if fit.utilization is None:

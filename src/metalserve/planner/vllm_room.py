@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from metalserve.errors import Refusal
 from metalserve.planner import kv, learned, memory
+from metalserve.planner.draft import Draft
 from metalserve.planner.hardware import Gpus
+from metalserve.planner.lora import Adapters
 from metalserve.planner.plan_types import Wishes
 from metalserve.planner.resolve import PlannedModel
 from metalserve.planner.units import gib
@@ -46,6 +48,8 @@ class Task:
     context_tokens: int
     starts: tuple[learned.MeasuredStart, ...] = ()
     image: str | None = None
+    adapters: Adapters | None = None
+    draft: Draft | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,7 @@ def layout(task: Task, split: Split, batched: int, kv_cache_dtype: str | None = 
         gdn_prefill_backend=task.gdn_backend,
         draft_tokens=task.wishes.speculative_tokens,
         max_batched_tokens=batched,
+        draft=task.draft.shape if task.draft else None,
     )
 
 

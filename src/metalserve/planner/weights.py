@@ -32,16 +32,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes on one GPU: language model, vision tower, draft (MTP) layers; all of it as loaded."""
+    """Bytes on one GPU: language model, vision tower, draft layers, buffers of LoRA adapters; all of it as loaded."""
 
     text_bytes: int
     vision_bytes: int
     draft_bytes: int
+    adapter_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All parts together."""
-        return self.text_bytes + self.vision_bytes + self.draft_bytes
+        return self.text_bytes + self.vision_bytes + self.draft_bytes + self.adapter_bytes
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,9 @@ def fetch_models(endpoint: http_client.Endpoint, *, deadline: float, api_key: st
 def check_models(session: Session) -> str:
     """The model list holds every served name."""
     names = fetch_models(session.endpoint, deadline=session.request_deadline(), api_key=session.api_key)
-    missing = [name for name in session.served_names if name not in names]
+    # SGLang lists an adapter by its own name, and answers with it to MODEL:ADAPTER alone.
+    known = {*names, *(f"{session.model}:{name}" for name in names if not session.engine.checks_model_name)}
+    missing = [name for name in session.served_names if name not in known]
     if missing:
         raise WrongAnswerError(
             f"the models {', '.join(names)}",

@@ -219,7 +219,27 @@ def check_routes(session: Session) -> str:
     return f"{len(routes)} routes are hidden" if routes else "none to hide"
 
 
+def check_names(session: Session) -> str:
+    """Every further name answers: aliases, and LoRA adapters, of which nobody knows what they say."""
+    names = [name for name in session.served_names if name != session.model]
+    for name in names:
+        response = session.post_chat(session.chat_payload(session.questions.arithmetic_prompt, model=name))
+        status_is(response.status, 200, response.body)
+        data = json_object(response.body)
+        answer = first_answer(data, response.body)
+        if not (answer.content or answer.reasoning or answer.tool_calls):
+            raise WrongAnswerError(
+                f"nothing in the answer of {name}",
+                "at least one token of text",
+                change="the adapter of that name in lora_adapters",
+                body=response.body,
+            )
+        usage_of(data, response.body)
+    return f"{', '.join(names)} answer{'s' * (len(names) == 1)}" if names else "no further names"
+
+
 DEEP_CHECKS: dict[str, Check] = {
+    "names": check_names,
     "usage": check_usage,
     "unicode": check_unicode,
     "tools_parallel": check_tools_parallel,

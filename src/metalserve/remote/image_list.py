@@ -122,7 +122,7 @@ def prune_images(
     Raises:
         UnreadableReleaseError: a release cannot be read, so that nobody can say what it needs.
     """
-    named = named_by_releases(releases_root, _digest_of, "image")
+    named = named_by_releases(releases_root, lambda release: [_digest_of(release)], "image")
     doomed = [image.name for image in unneeded(local_images(run), wanted, named, keep)]
     return [name for name in doomed if dry_run or remove(name)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ class UnreadableReleaseError(Exception):
     """A release cannot be read, so that nobody can say what it needs."""
 
 
-def named_by_releases(root: Path, name_of: Callable[[Mapping[str, Any]], str], what: str) -> dict[str, set[str]]:
+def named_by_releases(
+    root: Path, names_of: Callable[[Mapping[str, Any]], Iterable[str]], what: str
+) -> dict[str, set[str]]:
     """Names, and the releases that have them.
 
     Args:
         root: where deployments keep their releases.
-        name_of: the name in a release's record.
+        names_of: the names in a release's record.
         what: what is named, for the refusal: `weights`, `image`.
 
     Raises:
@@ -28,11 +30,19 @@ def named_by_releases(root: Path, name_of: Callable[[Mapping[str, Any]], str], w
     named: dict[str, set[str]] = {}
     for file in root.glob("*/releases/*/release.json"):
         try:
-            name = name_of(json.loads(file.read_text(encoding="utf-8")))
+            names = list(names_of(json.loads(file.read_text(encoding="utf-8"))))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnreadableReleaseError(
                 f"{file} cannot be read ({error!r}). Needed: the record of each release, to know which {what} it "
                 "needs. Change: run playbooks/rollout.yml, which writes it again, or remove the release's directory."
             ) from error
-        named.setdefault(name, set()).add(f"{file.parts[-4]}/{file.parts[-2]}")
+        for name in names:
+            named.setdefault(name, set()).add(f"{file.parts[-4]}/{file.parts[-2]}")
     return named
+
+
+def model_directories(release: Mapping[str, Any]) -> list[str]:
+    """The directories of weights that a release mounts: its model's, and those of what goes beside it."""
+    parts = [(release["model"], release["model_revision"])]
+    parts += [(part["key"], part["revision"]) for part in release.get("beside") or ()]
+    return [f"{release['models_dir'].rstrip('/')}/{key}/{revision}" for key, revision in parts]

@@ -17,6 +17,7 @@ from .capacity import RECORD_NAME, compare, parse_capacity, read_metrics, record
 from .files import read_json_object, read_text
 from .gate_key import read_api_key
 from .readiness import SLOWEST_READ_BYTES_PER_SECOND, run_command, start_limit, wait_until_ready
+from .release_names import model_directories
 from .rollout_types import Proof
 
 ENGINES = ("vllm", "sglang")
@@ -177,12 +178,11 @@ class LocalHost:
     def circumstances(self, directory: Path, unit: str) -> dict[str, Any]:
         """What a refusal may depend on: the unit file, the weights on the disk, the driver, the boot, the gate."""
         release = read_json_object(directory / "release.json")
-        weights = Path(str(release.get("models_dir")), str(release.get("model")), str(release.get("model_revision")))
         template = f"{unit.split('@', 1)[0]}@.service"
         asked = {**vars(self._settings), "checks": sorted(self._settings.checks), "known": gate.CHECK_NAMES}
         return {
             "unit": _digest(read_text(UNIT_DIRECTORY / template)),
-            "weights": _identity(weights),
+            "weights": _weights(release),
             "driver": (read_text(Path("/sys/module/nvidia/version")) or "").strip() or None,
             "boot": (read_text(Path("/proc/sys/kernel/random/boot_id")) or "").strip() or None,
             "gate": _digest(json.dumps(asked, sort_keys=True)),
@@ -251,6 +251,15 @@ def starts_at_boot(unit: str) -> bool:
 
 def _digest(text: Optional[str]) -> Optional[str]:
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _weights(release: Mapping[str, Any]) -> Optional[str]:
+    """Of everything a release mounts; None when something of it is not there."""
+    try:
+        found = [_identity(Path(directory)) for directory in model_directories(release)]
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return None if None in found else " ".join(map(str, found))
 
 
 def _identity(directory: Path) -> Optional[str]:

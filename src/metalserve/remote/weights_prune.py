@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .release_names import RELEASES_ROOT, UnreadableReleaseError, named_by_releases
+from .release_names import RELEASES_ROOT, UnreadableReleaseError, model_directories, named_by_releases
 from .weights import locked, read_record
 from .weights_manifest import RECORD_NAME, WeightsError
 
@@ -32,7 +32,7 @@ def published_revisions(models_dir: Path, releases_root: Path = RELEASES_ROOT) -
         WeightsError: a release cannot be read, so that nobody can say what it needs.
     """
     try:
-        named = named_by_releases(releases_root, _model_directory, "weights")
+        named = named_by_releases(releases_root, model_directories, "weights")
     except UnreadableReleaseError as error:
         raise WeightsError(str(error)) from error
     found = []
@@ -110,7 +110,3 @@ def removable_sentence(
     total = sum(item.size_bytes for item in items)
     names = ", ".join(f"{item.path} ({item.size_bytes / 2**30:.2f} GiB)" for item in items[:5])
     return f" No release names {len(items)} revisions of {total / 2**30:.2f} GiB there: {names}; model_weights_keep: 0."
-
-
-def _model_directory(release: Mapping[str, Any]) -> str:
-    return f"{release['models_dir'].rstrip('/')}/{release['model']}/{release['model_revision']}"

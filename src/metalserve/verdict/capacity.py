@@ -137,8 +137,7 @@ def _weights(
     """What is still to come of each model: a part that an earlier run left counts as there."""
     have = {(entry["key"], entry["revision"]): entry["size_bytes"] for entry in facts.get("models") or []}
     found = {}
-    for release in releases:
-        model = release["model"]
+    for model in (part for release in releases for part in release["weights"]):
         total = sum(entry["size_bytes"] for entry in model["files"])
         missing = max(0, total - have.get((model["key"], model["revision"]), 0))
         if missing:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from engine_examples import parser_from
 
-from metalserve.engines.arguments import check_arguments
+from metalserve.engines.arguments import check_arguments, check_value
 from metalserve.engines.claims import claims
 from metalserve.engines.flags import flags_for, known_versions
 from metalserve.engines.owners import owned_flags, secret_flags, text_flags
@@ -104,7 +104,10 @@ def test_a_wrong_choice_without_a_near_one_is_refused():
 
 
 def test_a_number_is_compared_with_choices_as_text():
-    assert check(max_lora_rank=64) == {"max-lora-rank": 64}
+    table = flags_for("vllm", "0.33.0")
+    assert check_value(table, "max-lora-rank", 64) == ("max-lora-rank", 64)
+    with pytest.raises(Refusal, match=r"'max-lora-rank: 24', which vllm 0\.33\.0 does not take.*one of 1, "):
+        check_value(table, "max-lora-rank", 24)
 
 
 def test_a_parser_that_is_not_registered_is_refused():
@@ -230,7 +233,6 @@ def test_two_spellings_of_one_flag_are_refused():
     ("flag", "value", "instead"),
     [
         ("enable-dp-attention", True, "use attn-dp-size"),
-        ("lora-paths", ["a=/b"], "load adapters at run time"),
         ("lora-strict-loading", True, "leave it out"),
     ],
 )

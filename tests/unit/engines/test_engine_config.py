@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metalserve import catalogue
+from metalserve.adapters import Lora
 from metalserve.engines.config import engine_config
 from metalserve.engines.flags import flags_for
 from metalserve.engines.rendering import cli_arguments, render_config
 from metalserve.errors import Refusal
+from metalserve.planner import Adapters, read_draft
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# One case that uses every field for CUDA with two GPUs, one plain case for the CPU.
+# One case with every field for CUDA with two GPUs, one with what goes beside the model, one plain case for the CPU.
 FULL = {
     "served_names": ["qwen"],
     "bind_address": "127.0.0.1",
@@ -56,20 +58,40 @@ CASES = [
     *(
         (f"vllm-{version}-{device}", "vllm", version, device)
         for version in ("0.17.1", "0.20.2", "0.27.1", "0.32.0", "0.33.0")
-        for device in ("cuda-tp2", "cpu")
+        for device in ("cuda-tp2", "beside-tp2", "cpu")
     ),
     *(
         (f"sglang-{version}-{device}", "sglang", version, device)
         for version in ("0.5.10", "0.5.23")
-        for device in ("cuda-tp2", "cpu")
+        for device in ("cuda-tp2", "beside-tp2", "cpu")
     ),
 ]
+# Two adapters, one of which runs at a time, and an EAGLE-3 head; as a deployment is once it is planned.
+HEAD_CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "vocab_size": 248320,
+    "max_position_embeddings": 4096,
+}
+BESIDE = {
+    "speculative_tokens": 3,
+    "draft_model": "head",
+    "draft": read_draft("head", HEAD_CONFIG),
+    "lora": Lora(
+        ({"name": "sql", "key": "sql"}, {"name": "Org/de", "key": "de"}),
+        Adapters(rank=32, slots=1, modules=frozenset({"q_proj", "o_proj"})),
+    ),
+}
 
 
 def config_of(engine, version, device):
     base = deployment(engine=engine, engine_version=version)
     if device == "cpu":
         return engine_config(base, model(), VLLM_CPU_PLAN if engine == "vllm" else SGLANG_CPU_PLAN)
+    if device == "beside-tp2":
+        return engine_config(base | BESIDE, model(), CUDA_PLAN)
     full = FULL if version != "0.5.10" else {**FULL, "text_only": False}
     own = VLLM_FULL if engine == "vllm" else SGLANG_FULL
     return engine_config(base | full | own, model(), CUDA_PLAN | FULL_PLAN)
@@ -92,7 +114,7 @@ def test_the_file_is_taken_by_the_parser_of_its_version(name, engine, version, d
     assert parsed["port"] == "8000"
     assert (parsed.get("model") or parsed.get("model_path")) == "/models/qwen3.6-35b-a3b-fp8"
     parallel = parsed[table.find("tensor-parallel-size").dest]
-    assert parallel == ("2" if device == "cuda-tp2" else "1")
+    assert parallel == ("1" if device == "cpu" else "2")
 
 
 def test_there_is_no_golden_file_without_a_case():

@@ -10,6 +10,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 H200 = json.loads((FIXTURES / "h200_runs.json").read_text())
 PREDICTED = json.loads((FIXTURES / "h200_predicted.json").read_text())
+ADAPTERS_DRAFTS = json.loads((FIXTURES / "h200_adapters_drafts.json").read_text())
 SHAPES = json.loads((FIXTURES / "h200_shapes.json").read_text())
 CAPACITY = json.loads((FIXTURES / "vllm_033_capacity.json").read_text())
 

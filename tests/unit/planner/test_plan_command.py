@@ -52,6 +52,22 @@ def test_wishes_reach_the_plan(capsys):
     assert printed["gpu_memory_utilization"] < 0.5
 
 
+def test_adapters_on_the_command_line(capsys):
+    command = ["plan", "--model", "qwen3-32b", "--gpus", "1xH200", "--json"]
+    options = ["--lora-adapters", "2", "--lora-rank", "24", "--lora-modules", "q_proj,v_proj"]
+    assert main([*command, *options]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    reason = "buffers of 2 adapters of rank 32 for q_proj, v_proj"
+    assert printed["reasons"]["lora_adapters"].endswith(reason)
+    assert main([*command, *options, "--engine", "sglang"]) == 0
+    reason = "buffers of 3 adapters of rank 24 for q_proj, v_proj"
+    assert json.loads(capsys.readouterr().out)["reasons"]["lora_adapters"].endswith(reason)
+    assert main([*command, "--lora-adapters", "1", "--lora-modules", "in_proj_qkv"]) == 1
+    assert "the adapter adapter of modules in_proj_qkv, which qwen3-32b does not have" in capsys.readouterr().err
+    assert main(["plan", "--model", "qwen3-32b", "--gpus", "any", "--lora-adapters", "1"]) == 1
+    assert "--lora-adapters with --gpus any" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_goes_to_stderr_with_status_2(capsys):
     assert main(["plan", "--model", "qwen3.6-35b-a3b", "--gpus", "1xL40S"]) == 2
     captured = capsys.readouterr()

@@ -62,6 +62,7 @@ RIGHT = {
     "tool_auto": "called get_weather for Berlin",
     "json_schema": 'answered {"city": "Paris", "country": "France"}',
     "unknown_model": "refused with 404: The model `metalserve-gate-no-such-model` does not exist.",
+    "names": "no further names",
     "usage": "20 prompt tokens, as /tokenize counts them",
     "unicode": "answered 你好！很高兴见到你。",
     "tools_parallel": "2 whole call(s): Berlin, Paris",
@@ -85,7 +86,7 @@ def test_a_right_server_passes(server: GateServer, check: str) -> None:
 
 
 # Checks that ask more, or other things, than one question of their own have their own tests below.
-OF_SEVERAL = ("usage", "reasoning", "long_prompt", "key", "routes")
+OF_SEVERAL = ("names", "usage", "reasoning", "long_prompt", "key", "routes")
 ONE_QUESTION = [name for name in CHECK_NAMES if name not in OF_SEVERAL]
 ASKING = [name for name in ONE_QUESTION if name not in ("models", "unknown_model")]
 KIND_OF_CHECK = {"burst": "stream"}
@@ -171,6 +172,42 @@ def test_wrong_key(server: GateServer) -> None:
     server.api_key = "right-key"
     refused(server, "models", "found HTTP 401", "Look at: the API key (api_key_file)", api_key="wrong-key")
     assert row_of(server, "models", api_key="right-key").ok
+
+
+def test_an_adapter_of_sglang_is_listed_by_its_own_name(server: GateServer) -> None:
+    server.names = [MODEL, "sql"]
+    asked = [MODEL, f"{MODEL}:sql"]
+    assert row_of(server, "models", served_names=asked, engine="sglang").ok
+    refused(server, "models", f"expected also {MODEL}:sql", served_names=asked)
+
+
+# names
+
+
+def test_every_further_name_is_asked_once(server: GateServer) -> None:
+    server.names = [MODEL, ALIAS, "sql"]
+    asked = []
+    server.edit_answer["chat"] = lambda answer: asked.append(answer["model"])
+    row = row_of(server, "names", served_names=[MODEL, ALIAS, "sql"])
+    assert row.ok
+    assert row.detail == f"{ALIAS}, sql answer"
+    assert asked == [ALIAS, "sql"]
+    assert row_of(server, "names", served_names=[MODEL, "sql"]).detail == "sql answers"
+
+
+def test_what_an_adapter_says_is_its_own_matter(server: GateServer) -> None:
+    server.names = [MODEL, "sql"]
+    server.edit_answer["chat"] = set_content("SELECT 17 + 25", "length")
+    assert row_of(server, "names", served_names=[MODEL, "sql"]).ok
+
+
+def test_an_adapter_that_is_not_served_or_says_nothing(server: GateServer) -> None:
+    server.names = [MODEL]
+    refused(server, "names", "found HTTP 404; expected HTTP 200", served_names=[MODEL, "sql"])
+    server.names = [MODEL, "sql"]
+    server.edit_answer["chat"] = set_content("")
+    wrong = "found nothing in the answer of sql; expected at least one token of text"
+    refused(server, "names", wrong, "lora_adapters", served_names=[MODEL, "sql"])
 
 
 # chat

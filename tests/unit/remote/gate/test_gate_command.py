@@ -26,7 +26,7 @@ def test_passed(server: GateServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(server.url, "--model", MODEL, "--burst", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == list(CHECK_NAMES)
-    assert lines[-1].startswith(f"passed: tiny at {server.url}, 15 checks in ")
+    assert lines[-1].startswith(f"passed: tiny at {server.url}, 16 checks in ")
 
 
 def test_refused(server: GateServer, capsys: pytest.CaptureFixture[str]) -> None:

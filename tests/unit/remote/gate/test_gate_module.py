@@ -107,7 +107,7 @@ def test_passed_stored_and_unchanged_the_second_time(run_module: RunModule, serv
     assert first["rc"] == 0, first
     assert first["changed"] is True
     assert first["passed"] is True
-    assert len(first["rows"]) == 15
+    assert len(first["rows"]) == 16
     assert first["table"][-1] == first["msg"]
     assert '"release": "abc"' in first["diff"]["after"]
     stored = path.read_text()
@@ -160,7 +160,7 @@ def test_check_mode_on_a_bare_host_is_skipped(run_module: RunModule, tmp_path: P
 def test_without_check_mode_a_bare_host_is_refused(run_module: RunModule, tmp_path: Path) -> None:
     result = run_module(url=NOTHING_LISTENS)
     assert result["failed"] is True
-    assert "15 of 15 checks failed" in result["msg"]
+    assert "16 of 16 checks failed" in result["msg"]
 
 
 def test_check_mode_warns_of_a_refusal_and_stores_nothing(

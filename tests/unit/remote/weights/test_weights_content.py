@@ -44,6 +44,50 @@ def test_a_checkpoint_in_one_file_without_an_index(check):
     check({**files, "model.safetensors": safetensors(PLAIN)})
 
 
+def test_a_head_that_only_drafts_needs_neither_tokenizer_nor_template(check):
+    files = {"config.json": checkpoint()["config.json"], "model.safetensors": safetensors(PLAIN)}
+    check(files, "draft-bf16")
+    assert "no tokenizer" in refusal(check, files, "bf16")
+    assert "its catalogue entry says fp8" in refusal(check, files, "draft-fp8")
+
+
+# ---- LoRA adapters ----
+
+ADAPTER = {
+    "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": ("F32", [8, 64]),
+    "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": ("F32", [32, 8]),
+}
+
+
+def adapter(tensors=ADAPTER, **config):
+    text = json.dumps({"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], **config}).encode()
+    return {"adapter_config.json": text, "adapter_model.safetensors": safetensors(tensors)}
+
+
+def test_an_adapter_needs_neither_tokenizer_nor_template(check):
+    check(adapter(), "lora")
+
+
+def test_an_adapter_without_one_of_its_files(check):
+    files = adapter()
+    del files["adapter_config.json"]
+    assert refusal(check, files, "lora").startswith("The adapter has no adapter_config.json. Needed: a LoRA adapter")
+    renamed = {"adapter_config.json": b"{}", "model.safetensors": adapter()["adapter_model.safetensors"]}
+    assert refusal(check, renamed, "lora").startswith("The adapter has no adapter_model.safetensors.")
+
+
+def test_an_adapter_with_whole_modules_beside_its_matrices(check):
+    tensors = {**ADAPTER, "base_model.model.lm_head.weight": ("F32", [16, 8])}
+    text = refusal(check, adapter(tensors), "lora")
+    assert text.startswith("The adapter has 3 tensors, 1 of them not of LoRA (base_model.model.lm_head.weight).")
+    assert refusal(check, adapter({}), "lora").startswith("The adapter has 0 tensors")
+
+
+def test_matrices_of_another_rank_than_the_configuration_says(check):
+    text = refusal(check, adapter(r=16), "lora")
+    assert "lora_A.weight has the shape [8, 64], adapter_config.json says rank 16." in text
+
+
 # ---- safetensors ----
 
 

@@ -29,10 +29,10 @@ def publish(models):
     return make
 
 
-def release(root, models, revision, deployment="chat", model="tiny"):
+def release(root, models, revision, deployment="chat", model="tiny", **more):
     path = root / deployment / "releases" / f"r-{revision}" / "release.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"models_dir": str(models), "model": model, "model_revision": revision}))
+    path.write_text(json.dumps({"models_dir": str(models), "model": model, "model_revision": revision, **more}))
     return path
 
 
@@ -58,6 +58,15 @@ def test_what_a_release_names_stays_however_old(models, root, publish):
     release(root, models, "a")
     assert names(prune(models, WANTED, 0, releases_root=root)) == [("tiny", "c"), ("tiny", "b")]
     assert there(models) == ["a", "new"]
+
+
+def test_adapters_that_a_release_mounts_stay(models, root, publish):
+    publish("old", 1)
+    publish("in-use", 1, key="sql")
+    publish("left-over", 2, key="sql")
+    release(root, models, "old", beside=[{"kind": "adapter", "key": "sql", "revision": "in-use"}])
+    assert names(prune(models, WANTED, 0, releases_root=root)) == [("sql", "left-over")]
+    assert (models / "sql" / "in-use").is_dir()
 
 
 def test_a_release_in_another_directory_of_models_names_nothing_here(models, root, publish, tmp_path):
