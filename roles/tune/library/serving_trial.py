@@ -115,8 +115,8 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.metalserve_remote.benchmark import BenchmarkError, Settings
 from ansible.module_utils.metalserve_remote.host_lock import HostBusyError, host_lock
-from ansible.module_utils.metalserve_remote.rollout import Wanted
 from ansible.module_utils.metalserve_remote.rollout_host import GateSettings, HostError, LocalHost
+from ansible.module_utils.metalserve_remote.rollout_types import Wanted
 from ansible.module_utils.metalserve_remote.trial import Trial, TrialError
 
 

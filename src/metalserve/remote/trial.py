@@ -25,7 +25,8 @@ from .releases import (
     release_ids,
     stage_release,
 )
-from .rollout import ENDPOINT_FILE, Host, Proof, Wanted
+from .rollout import ENDPOINT_FILE
+from .rollout_types import Host, Proof, Wanted
 
 NOTE = "trial.json"
 Benchmark = Callable[[Path, str, Settings], "tuple[Path, dict[str, Any]]"]

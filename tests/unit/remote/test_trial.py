@@ -16,7 +16,8 @@ from metalserve.remote.releases import (
     release_ids,
     stage_release,
 )
-from metalserve.remote.rollout import Rollout, Wanted
+from metalserve.remote.rollout import Rollout
+from metalserve.remote.rollout_types import Wanted
 from metalserve.remote.trial import NOTE, Trial, TrialError
 
 NAMES = ("current", "good", "previous")
