@@ -191,6 +191,19 @@ def test_only_hosts_with_releases_are_asked_about_them(tmp_path):
     assert f"ok: [{fresh}]" not in told
 
 
+@pytest.mark.parametrize("place", ["inventory", "command line"])
+def test_a_bundle_is_proven_wherever_it_is_named(tmp_path, place):
+    with_bundle, without = FLEET.build_fleet(tmp_path, [FLEET.read_shape("2x8xH800")])
+    missing = str(tmp_path / "nowhere")
+    if place == "inventory":
+        run = preflight(tmp_path, hosts={with_bundle: {"serving_bundle": missing}})
+        assert f"fatal: [{without}]" not in run.stdout
+    else:
+        run = preflight(tmp_path, "-e", f"serving_bundle={missing}")
+    assert run.returncode != 0
+    assert missing in run.stdout + run.stderr
+
+
 def test_a_fact_cache_does_not_speak_for_a_host_that_is_silent(tmp_path, monkeypatch):
     (host,) = FLEET.build_fleet(tmp_path, [FLEET.read_shape("8xH800")])
     monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
