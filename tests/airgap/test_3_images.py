@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import tarfile
+import uuid
 
 import pytest
 import yaml
@@ -171,7 +172,8 @@ def public(key):
 
 
 def test_a_signature_in_a_real_registry_comes_with_the_lock(tmp_path, registry):
-    digest = pushed(tmp_path, registry, "signed")
+    # Another image each time: the lab's registry keeps what an earlier run signed.
+    digest = pushed(tmp_path, registry, f"signed {uuid.uuid4()}")
     key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     reference = f"{registry}/{REPOSITORY}:1"
     assert "signatures" not in lock_image(reference, [registry])
