@@ -2,12 +2,12 @@
 
     python molecule/scenarios.py                        what changed, as `make test` does
     python molecule/scenarios.py --all                  every scenario
-    python molecule/scenarios.py --budget-minutes 50    begin none after that time
+    python molecule/scenarios.py --budget-minutes 50    begin none that would end after that time
 
 A scenario is run by its target in the Makefile, test-NAME, and depends on the paths that scenarios.yml names. After
 it passed, the hash of their content is kept in the user's cache folder; with the same content it is skipped, which
-is said at the end, as is one that the budget left out, and one that is large, which only --all runs. Exit status 1
-when a scenario fails.
+is said at the end, as is one that would not end within the budget, and one that only --all runs. Exit status 1 when
+a scenario fails.
 """
 
 from __future__ import annotations
@@ -38,12 +38,19 @@ SHARED_INPUTS = ("ansible.cfg", "requirements", "molecule/common", "molecule/sce
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario and the paths, relative to the project, that it depends on."""
+    """A scenario, the paths relative to the project that it depends on, and how long it takes.
+
+    Attributes:
+        minutes: of a run on two quiet cores, rounded up.
+        always: run it whatever the budget, and although nothing changed.
+        by_hand: why a change does not make it run; empty when it does.
+    """
 
     name: str
     inputs: tuple[str, ...]
+    minutes: float
     always: bool = False
-    large: bool = False
+    by_hand: str = ""
 
 
 def load(path: Path) -> list[Scenario]:
@@ -58,7 +65,7 @@ def load(path: Path) -> list[Scenario]:
         missing = [item for item in inputs if not (path.parents[1] / item).exists()]
         if missing:
             raise ValueError(f"{path.name}: {name} names {', '.join(missing)}, which does not exist")
-        scenarios.append(Scenario(name, inputs, entry.get("always", False), entry.get("large", False)))
+        scenarios.append(Scenario(name, inputs, entry["minutes"], entry.get("always", False), entry.get("by_hand", "")))
     return scenarios
 
 
@@ -110,7 +117,7 @@ def main(arguments: list[str]) -> int:
     """Run what is to be run and tell the rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="also those that passed with the same inputs")
-    parser.add_argument("--budget-minutes", type=float, default=float("inf"), help="begin none after this time")
+    parser.add_argument("--budget-minutes", type=float, default=float("inf"), help="begin none that would end later")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.budget_minutes * 60
     lines = []
@@ -121,14 +128,16 @@ def main(arguments: list[str]) -> int:
         if record.exists() and not (options.all or scenario.always):
             lines.append(f"{scenario.name}: left out: passed on {record.read_text().strip()} with the same inputs")
             continue
-        if scenario.large and not options.all:
-            lines.append(
-                f"{scenario.name}: LEFT OUT: it is large; make test-{scenario.name} runs it, and make test-all"
-            )
+        if scenario.by_hand and not options.all:
+            by_hand = f"{scenario.by_hand}; make test-{scenario.name} runs it, and make test-all"
+            lines.append(f"{scenario.name}: LEFT OUT: {by_hand}")
             continue
-        if time.monotonic() > end and not scenario.always:
-            over = f"{options.budget_minutes:g} minutes are over; make test-{scenario.name} runs it"
-            lines.append(f"{scenario.name}: LEFT OUT: {over}")
+        if time.monotonic() + scenario.minutes * 60 > end and not scenario.always:
+            late = (
+                f"its {scenario.minutes:g} minutes would end after the {options.budget_minutes:g} of the budget; "
+                f"make test-{scenario.name} runs it"
+            )
+            lines.append(f"{scenario.name}: LEFT OUT: {late}")
             continue
         print(f"==> scenario {scenario.name}", flush=True)
         start = time.monotonic()

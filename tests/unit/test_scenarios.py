@@ -34,7 +34,9 @@ def project(tmp_path, monkeypatch):
         path.write_text(name)
     for name in ("default", "disk"):
         (root / "molecule" / name).mkdir()
-    (root / "molecule/scenarios.yml").write_text("default: {always: true, inputs: [src/a]}\ndisk: {inputs: [src/b]}\n")
+    (root / "molecule/scenarios.yml").write_text(
+        "default: {always: true, minutes: 1, inputs: [src/a]}\ndisk: {minutes: 3, inputs: [src/b]}\n"
+    )
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -69,7 +71,9 @@ def test_unchanged_inputs_are_left_out_and_said(project, capsys):
 
 @pytest.mark.parametrize("path", ["src/b", "src/new", "molecule/common", "requirements"])
 def test_a_changed_input_runs_the_scenario_again(project, path):
-    (project / "molecule/scenarios.yml").write_text("default: {always: true, inputs: []}\ndisk: {inputs: [src]}\n")
+    (project / "molecule/scenarios.yml").write_text(
+        "default: {always: true, minutes: 1, inputs: []}\ndisk: {minutes: 3, inputs: [src]}\n"
+    )
     scenarios.main([])
     calls(project)
     (project / path).write_text("changed")
@@ -106,26 +110,21 @@ def test_the_end_says_what_failed(project, capsys):
 def test_a_spent_budget_never_leaves_out_the_default_scenario(project, capsys):
     assert scenarios.main(["--budget-minutes", "0"]) == 0
     assert calls(project) == ["default"]
-    assert "disk: LEFT OUT: 0 minutes are over" in capsys.readouterr().out
+    assert "disk: LEFT OUT: its 3 minutes would end after the 0 of the budget" in capsys.readouterr().out
 
 
-def test_a_large_scenario_is_left_out_and_said_unless_all_are_asked_for(project, capsys):
+@pytest.mark.parametrize(("minutes", "run"), [("2.5", ["default"]), ("3.5", ["default", "disk"])])
+def test_a_scenario_begins_only_where_it_would_end_within_the_budget(project, minutes, run):
+    assert scenarios.main(["--budget-minutes", minutes]) == 0
+    assert calls(project) == run
+
+
+def test_a_scenario_for_by_hand_is_left_out_with_its_reason_unless_all_are_asked_for(project, capsys):
     (project / "molecule/scenarios.yml").write_text(
-        "default: {always: true, inputs: []}\ndisk: {large: true, inputs: []}\n"
+        "default: {always: true, minutes: 1, inputs: []}\ndisk: {minutes: 3, by_hand: its disk is slow, inputs: []}\n"
     )
     assert scenarios.main([]) == 0
     assert calls(project) == ["default"]
-    assert "disk: LEFT OUT: it is large; make test-disk runs it" in capsys.readouterr().out
+    assert "disk: LEFT OUT: its disk is slow; make test-disk runs it" in capsys.readouterr().out
     assert scenarios.main(["--all"]) == 0
     assert calls(project) == ["default", "disk"]
-
-
-def test_a_path_that_does_not_exist_is_refused(project):
-    (project / "molecule/scenarios.yml").write_text("disk: {inputs: [src/gone]}\n")
-    with pytest.raises(ValueError, match=r"disk names src/gone, which does not exist"):
-        scenarios.main([])
-
-
-def test_the_projects_own_list_names_every_scenario():
-    listed = {scenario.name for scenario in scenarios.load(PROJECT / "molecule" / "scenarios.yml")}
-    assert listed == {path.parent.name for path in (PROJECT / "molecule").glob("*/molecule.yml")}
