@@ -391,6 +391,69 @@ def test_somebody_elses_configuration_is_left_alone(host, run_playbook):
         host.check_output("cp /root/ours /etc/haproxy/haproxy.cfg")
 
 
+# ---- what is chosen --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_sessions(run_playbook):
+    """The gateway as one that keeps a client's session on one engine; as it was, afterwards."""
+    rc, text = run_playbook("playbooks/gateway.yml", {"gateway_affinity_header": "X-Session"})
+    assert rc == 0, text
+    yield
+    rc, text = run_playbook("playbooks/gateway.yml")
+    assert rc == 0, text
+
+
+def engine_of(gateway, session):
+    return gateway.ask(QWEN, headers={"X-Session": session} if session else {}).json["engine"]
+
+
+def test_a_session_stays_on_its_engine_and_moves_only_while_that_is_away(with_sessions, gateway, engines, host):
+    sessions = [f"session-{number}" for number in range(24)]
+    first = {session: engine_of(gateway, session) for session in sessions}
+    assert set(first.values()) == {"stand-in-1:a", "stand-in-2:a"}
+    for _ in range(3):
+        assert {session: engine_of(gateway, session) for session in sessions} == first
+    # Who names no session is spread.
+    assert {engine_of(gateway, None) for _ in range(8)} == {"stand-in-1:a", "stand-in-2:a"}
+    engines["stand-in-1:a"].healthy = False
+    wait_for(lambda: states(host)["stand-in-1:a"].startswith("DOWN"))
+    assert {engine_of(gateway, session) for session in sessions} == {"stand-in-2:a"}
+    engines["stand-in-1:a"].healthy = True
+    wait_for(lambda: states(host)["stand-in-1:a"] == "UP")
+    assert {session: engine_of(gateway, session) for session in sessions} == first
+
+
+def test_one_busy_session_does_not_wait_for_its_engine_alone(with_sessions, gateway, engines):
+    body = {**QWEN, "stand_in": {"seconds": 0.5}}
+    with ThreadPoolExecutor(4) as pool:
+        asked = pool.map(lambda _: gateway.ask(body, headers={"X-Session": "one"}), range(4))
+        answers = list(asked)
+    assert [answer.status for answer in answers] == [200] * 4
+    assert {answer.json["engine"] for answer in answers} == {"stand-in-1:a", "stand-in-2:a"}
+
+
+def test_engines_are_asked_with_their_own_key_and_never_the_clients(gateway, engines, host, run_playbook):
+    host.check_output("install --mode=0600 /dev/null /root/engine.key && echo sk-engine > /root/engine.key")
+    rc, text = run_playbook("playbooks/gateway.yml", {"gateway_engine_key_file": "/root/engine.key"})
+    assert rc == 0, text
+    try:
+        assert "sk-engine" not in text
+        assert gateway.ask(QWEN).status == 200
+        ((_, (request,)),) = sent_to(engines).items()
+        assert request["headers"]["authorization"] == "Bearer sk-engine"
+        assert gateway.ask(QWEN, key="sk-engine").status == 401
+        assert "sk-engine" not in host.file("/etc/haproxy/haproxy.cfg").content_string
+    finally:
+        rc, text = run_playbook("playbooks/gateway.yml")
+        assert rc == 0, text
+    engines["stand-in-1:a"].forget()
+    engines["stand-in-2:a"].forget()
+    gateway.ask(QWEN)
+    ((_, (request,)),) = sent_to(engines).items()
+    assert "authorization" not in request["headers"]
+
+
 # ---- what is told ----------------------------------------------------------------------------------------------------
 
 
