@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+from metalserve.bundle_gpu import gpu_packages
 from metalserve.errors import Refusal
 from metalserve.remote.weights_hash import hash_file
 
@@ -30,11 +32,11 @@ def make_repository(directory: Path, system: Mapping[str, Any], work: Path) -> N
 
     Args:
         directory: where the repository goes; packages that are there are not fetched again.
-        system: {name, sources: [line of sources.list], packages: [name], architecture}.
+        system: {name, sources: [line of sources.list], packages: [name], architecture, nvidia: see `bundle_gpu`}.
         work: a directory for apt's own state, kept between runs.
 
     Raises:
-        Refusal: this machine has no apt or gpg, or apt cannot have the packages.
+        Refusal: this machine has no apt or gpg, apt cannot have the packages, or `nvidia` asks for what cannot be.
     """
     missing = [command for command in _NEEDED if not shutil.which(command)]
     if missing:
@@ -57,17 +59,22 @@ def make_repository(directory: Path, system: Mapping[str, Any], work: Path) -> N
 
 
 def _download(directory: Path, system: Mapping[str, Any], work: Path) -> None:
+    gpu, preferences = gpu_packages(system)
+    system = {**system, "packages": [*map(str, system["packages"]), *gpu]}
     state = work / "packages" / str(system["name"])
     for name in ("lists/partial", "cache/archives/partial", "parts"):
         (state / name).mkdir(parents=True, exist_ok=True)
-    (state / "sources.list").write_text("".join(f"{line}\n" for line in system["sources"]), encoding="utf-8")
+    # Of file: apt would take the packages where they lie, and none would come into its cache.
+    lines = [re.sub(r"(^|\s)file:", r"\1copy:", str(line)) for line in system["sources"]]
+    (state / "sources.list").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (state / "status").write_text("", encoding="utf-8")
+    (state / "preferences").write_text(preferences, encoding="utf-8")
     archives = state / "cache" / "archives"
     options = {
         "Dir::Etc::SourceList": state / "sources.list",
         "Dir::Etc::SourceParts": state / "parts",
         "Dir::Etc::PreferencesParts": state / "parts",
-        "Dir::Etc::Preferences": "/dev/null",
+        "Dir::Etc::Preferences": state / "preferences",
         "Dir::State::Lists": state / "lists",
         "Dir::State::Status": state / "status",
         "Dir::Cache": state / "cache",
@@ -81,12 +88,19 @@ def _download(directory: Path, system: Mapping[str, Any], work: Path) -> None:
     }
     given = [f"--option={name}={value}" for name, value in options.items()]
     _run(["apt-get", "--quiet", "--quiet", *given, "update"], system)
-    install = ["install", *(str(name) for name in system["packages"])]
+    install = ["install", *system["packages"]]
     _run(["apt-get", "--quiet", "--quiet", "--yes", "--download-only", *given, *install], system)
     # The cache also has what earlier runs wanted: of the repository is what apt would install now.
     planned = _run(["apt-get", *given, "--simulate", *install], system).splitlines()
     wanted = {_file_stem(*line.split()[1:3]) for line in planned if line.startswith("Inst ")}
     chosen = {path for path in archives.glob("*.deb") if path.name.rpartition("_")[0] in wanted}
+    lost = wanted - {path.name.rpartition("_")[0] for path in chosen}
+    if lost:
+        raise Refusal(
+            found=f"{', '.join(sorted(lost))} for {system['name']} did not come into the cache of apt ({archives})",
+            needed="every package that apt would install",
+            change=f"`sources` of {system['name']} in bundle_systems, to addresses that apt fetches from",
+        )
     for path in chosen:
         target = directory / path.name
         if not target.exists() or target.stat().st_size != path.stat().st_size:

@@ -76,7 +76,7 @@ def driver_packages(
         version: complete driver version.
         flavour: `open` or `proprietary`.
         source: `cuda` (NVIDIA's repository or a mirror of it) or `distribution`.
-        repository_url: of a mirror; None takes NVIDIA's own.
+        repository_url: of a mirror; None takes NVIDIA's own, empty the sources that the host has.
         extra_packages: further packages of the driver's version.
         nvlink5: the host's switches are managed through ConnectX functions (HGX B200 and newer).
         nvlsm_version: complete package version of the subnet manager, which has versions of its own.
@@ -84,7 +84,7 @@ def driver_packages(
     Returns:
         Of plain types: `manager` (apt or dnf), `names` (name -> version without revision, of nvlsm the complete one),
         `headers`, `stream` (of the module nvidia-driver, or None), `patterns`, `repository` (`url`, `key_url`,
-        `fingerprints`; None for the distribution's own).
+        `fingerprints`; None where the host has its sources already).
 
     Raises:
         Refusal: unknown system, source or architecture; a subnet manager without a version.
@@ -113,13 +113,14 @@ def driver_packages(
             )
         names[entry["nvlink5"]] = nvlsm_version
     stream = system.get("stream")
+    own = source == "cuda" and repository_url != ""
     return {
         "manager": system["manager"],
         "names": names,
         "headers": system["headers"].format(kernel=facts.get("kernel")),
         "stream": stream[flavour].format(branch=branch) if stream else None,
         "patterns": list(driver_data()["patterns"]),
-        "repository": _repository(facts, system, repository_url) if source == "cuda" else None,
+        "repository": _repository(facts, system, repository_url) if own else None,
     }
 
 

@@ -9,6 +9,13 @@ from typing import Any
 from metalserve.errors import Refusal
 from metalserve.openpgp import fingerprints
 
+# Those of the role, all in one version.
+PACKAGES = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
 _GPU = "nvidia.com/gpu="
 # A line of `dnf versionlock list`: NAME-EPOCH:VERSION-RELEASE.ARCH, where an asterisk may stand for the last part.
 _LOCK = re.compile(r"^(?:\d+:)?(?P<name>.+?)-(?:\d+:)?[^-]+-[^-]+$")

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from test_lock import Registry, digest_of
 
-from metalserve import bundle_packages
+from metalserve import bundle_packages, toolkit
 from metalserve.bundle_collections import pack_collections
+from metalserve.bundle_gpu import gpu_packages
 from metalserve.bundle_images import fetch_images
 from metalserve.bundle_make import Recipe, make_bundle
 from metalserve.bundle_packages import make_repository
@@ -160,6 +162,92 @@ def test_packages_that_no_source_has_are_refused(tmp_path):
     assert caught.value.found.startswith("apt does not have all of no-such-package for test-1 (")
     assert "no-such-package" in caught.value.found.partition("(")[2]
     assert caught.value.change == "`sources` or `packages` of test-1 in bundle_systems"
+
+
+def mirror(directory, packages):
+    """A repository on the disk of empty packages: (name, version, what it depends on); returns its line for apt."""
+    directory.mkdir()
+    for name, version, needs in packages:
+        tree = directory.parent / "trees" / f"{name}-{version}"
+        (tree / "DEBIAN").mkdir(parents=True)
+        fields = f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: x <x@y.invalid>\n"
+        fields += f"Depends: {needs}\n" if needs else ""
+        (tree / "DEBIAN/control").write_text(f"{fields}Description: {name}\n")
+        subprocess.run(["dpkg-deb", "--build", tree, directory], check=True, stdout=subprocess.DEVNULL)
+    (directory / "Packages").write_text("".join(map(bundle_packages._stanza, sorted(directory.glob("*.deb")))))
+    return f"deb [trusted=yes] file:{directory} ./"
+
+
+def made(directory):
+    """The packages of a repository: {name: version}."""
+    fields = [line.split(": ", 1) for line in (directory / "Packages").read_text().splitlines() if ": " in line]
+    names, versions = ([value for key, value in fields if key == wanted] for wanted in ("Package", "Version"))
+    assert len(names) == len(list(directory.glob("*.deb")))
+    return dict(zip(names, versions, strict=True))
+
+
+@pytest.fixture
+def apt():
+    if not bundle_packages.shutil.which("apt-get"):
+        pytest.skip("this machine has no apt")
+
+
+@pytest.mark.parametrize("method", ["file", "copy"])
+def test_packages_of_a_mirror_on_a_disk_are_in_the_bundle(apt, tmp_path, method):
+    """apt uses packages of `file:` where they lie: they never come into its cache."""
+    line = mirror(tmp_path / "mirror", [("upper", "1:2+x~3", "lower (>= 1:2)"), ("lower", "1:2+x~3", "")])
+    system = {"name": "test-1", "sources": [line.replace("file:", f"{method}:")], "packages": ["upper"]}
+    for _ in range(2):
+        make_repository(tmp_path / "out", system, tmp_path / "work")
+        assert made(tmp_path / "out") == {"upper": "1:2+x~3", "lower": "1:2+x~3"}
+
+
+DRIVER = "580.178.04-1"
+DEBIAN_NAMES = ["nvidia-driver-cuda", "libcuda1", "nvidia-persistenced", "nvidia-modprobe", "nvidia-kernel-open-dkms"]
+
+
+def test_gpu_hosts_get_driver_and_toolkit_in_the_roles_versions(apt, tmp_path):
+    """What the named packages depend on by a minimum comes in the driver's version too; a later one is offered."""
+    offered = [
+        (name, version, "libnvidia-ml1 (>= 580)" if name == "nvidia-driver-cuda" else "")
+        for name in [*DEBIAN_NAMES, "libnvidia-ml1", "nvidia-fabricmanager"]
+        for version in (DRIVER, "620.10.01-1")
+    ]
+    offered += [(name, version, "") for name in toolkit.PACKAGES for version in ("1.20.0-1", "1.21.0-1")]
+    offered += [("docker.io", "26.1.5-1", ""), ("linux-headers-6.12.1-amd64", "6.12.1-1", "")]
+    system = {"name": "debian-13", "sources": [mirror(tmp_path / "mirror", offered)], "packages": ["docker.io"]}
+    nvidia = {"driver": "580.178.04", "kernels": ["6.12.1-amd64"], "toolkit": "1.20.0"}
+    expected = dict.fromkeys([*DEBIAN_NAMES, "libnvidia-ml1"], DRIVER)
+    expected |= dict.fromkeys(toolkit.PACKAGES, "1.20.0-1")
+    expected |= {"docker.io": "26.1.5-1", "linux-headers-6.12.1-amd64": "6.12.1-1"}
+    make_repository(tmp_path / "out", {**system, "nvidia": nvidia}, tmp_path / "work")
+    assert made(tmp_path / "out") == expected
+    make_repository(tmp_path / "out", {**system, "nvidia": {**nvidia, "nvswitch": True}}, tmp_path / "work")
+    assert made(tmp_path / "out") == {**expected, "nvidia-fabricmanager": DRIVER}
+    with pytest.raises(Refusal) as caught:
+        make_repository(tmp_path / "out", {**system, "nvidia": {**nvidia, "driver": "590.1.1"}}, tmp_path / "work")
+    assert "nvidia-driver-cuda=590.1.1-*" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("name", "nvidia", "found"),
+    [
+        ("rocky-9.6", {"driver": "580.178.04"}, "nvidia of rocky-9.6 in bundle_systems, whose packages are not of apt"),
+        ("debian-13", {"driver": "580"}, "driver 580 in nvidia of debian-13"),
+        ("debian-13", {"toolkit": "1.20"}, "toolkit 1.20 in nvidia of debian-13"),
+        ("debian-13", {"version": "580.178.04"}, "version in nvidia of debian-13"),
+        ("debian-99", {"driver": "580.178.04"}, "operating system debian 99"),
+    ],
+)
+def test_what_gpu_hosts_cannot_get_is_refused(name, nvidia, found):
+    with pytest.raises(Refusal) as caught:
+        gpu_packages({"name": name, "nvidia": nvidia})
+    assert caught.value.found.startswith(found)
+
+
+def test_the_toolkits_packages_are_those_of_its_role():
+    role = Path(__file__).parents[2] / "roles/container_toolkit/vars/main.yml"
+    assert list(toolkit.PACKAGES) == yaml.safe_load(role.read_text())["__container_toolkit_packages"]
 
 
 # ---- the whole ----
