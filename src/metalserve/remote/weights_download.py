@@ -27,6 +27,8 @@ from .weights_hash import hash_file
 from .weights_manifest import FileEntry, WeightsError
 
 _CHUNK_BYTES = 1 << 20
+# So much is on its way to the disk at a time: left to the kernel, a file would wait in memory until its end.
+_FLUSH_BYTES = 128 << 20
 # Answers that will be the same at the next try; 416 comes from a file shorter than what is here already.
 _FINAL_ANSWERS = (401, 403, 404, 410, 416)
 _WAIT_ANSWERS = (429, 503)
@@ -268,7 +270,7 @@ def _receive(
     response: Any, entry: FileEntry, source: str, partial: Path, written: int, hasher: _Hasher, how: Transfer
 ) -> None:
     # Without a buffer: what has been counted is in the file, also when the process is killed.
-    with partial.open("ab" if written else "wb", buffering=0) as out:
+    with partial.open("ab" if written else "wb", buffering=0) as out, _Flusher(out.fileno()) as flusher:
         while chunk := response.read(_CHUNK_BYTES):
             if how.stop.is_set():
                 raise StoppedError
@@ -284,9 +286,51 @@ def _receive(
                 view = view[out.write(view) :]
             written += len(chunk)
             how.progress.add(source, len(chunk))
-        os.fsync(out.fileno())
+            flusher.wrote(len(chunk))
     if written < entry.size_bytes:
         raise OSError(f"ended after {written} of {entry.size_bytes} bytes")
+
+
+class _Flusher:
+    """Brings a file to the disk while it is being written, and all of it at the end.
+
+    Raises, at the end:
+        OSError: the disk failed. The kernel tells each failure once, so the one that the thread met is raised here.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unasked_bytes = 0
+        self._asked: queue.Queue[bool] = queue.Queue(maxsize=1)
+        self._failure: Optional[OSError] = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Flusher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._asked.put(False)
+        self._thread.join()
+        if kind is not None:
+            return
+        if self._failure:
+            raise self._failure
+        os.fsync(self._descriptor)
+
+    def wrote(self, size_bytes: int) -> None:
+        """Count what was written; while the disk is behind, the writer goes on."""
+        self._unasked_bytes += size_bytes
+        if self._unasked_bytes >= _FLUSH_BYTES and not self._asked.full():
+            self._asked.put(True)
+            self._unasked_bytes = 0
+
+    def _run(self) -> None:
+        while self._asked.get():
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                self._failure = self._failure or error
 
 
 class _Hasher:
