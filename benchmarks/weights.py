@@ -92,7 +92,7 @@ class _Files(SimpleHTTPRequestHandler):
 
 
 def bench_download(work: Path) -> None:
-    """One file from the loopback to the disk: curl (which proves nothing) and the downloader (which hashes)."""
+    """One file from the loopback to the disk: curl, curl with the same proof afterwards, and the downloader."""
     served = work / "served"
     files = [entry for entry in model(served, 1, DOWNLOAD_MIB) if entry["path"].endswith(".safetensors")]
 
@@ -102,10 +102,17 @@ def bench_download(work: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    rows: dict[str, list[float]] = {"curl": [], "metalserve": []}
+    out = work / "curl.out"
+    fetch = f"curl -sf -o {out} {url}/{files[0]['path']}"
+    shells = {
+        "curl; sync": f"{fetch}; sync {out}",
+        "curl; sync; openssl dgst": f"{fetch}; sync {out}; openssl dgst -sha256 {out}",
+    }
+    rows: dict[str, list[float]] = {**{name: [] for name in shells}, "metalserve": []}
     for _ in range(3):
-        rows["curl"].append(seconds(["curl", "-sf", "-o", str(work / "curl.out"), f"{url}/{files[0]['path']}"]))
-        (work / "curl.out").unlink()
+        for name, shell in shells.items():
+            rows[name].append(seconds(["sh", "-ec", shell]))
+            out.unlink()
         began = time.monotonic()
         ensure_model(work / "models", "bench", "r1", files, [url], reserve_bytes=0, transfer=Transfer())
         rows["metalserve"].append(time.monotonic() - began)
@@ -114,7 +121,7 @@ def bench_download(work: Path) -> None:
     shutil.rmtree(served)
     print(f"downloading {DOWNLOAD_MIB} MiB from the loopback, best of three")
     for name, times in rows.items():
-        print(f"  {name:14} {min(times):6.2f} s  {DOWNLOAD_MIB / 1024 / min(times):5.2f} GiB/s")
+        print(f"  {name:24} {min(times):6.2f} s  {DOWNLOAD_MIB / 1024 / min(times):5.2f} GiB/s")
 
 
 def bench_look(work: Path) -> None:
