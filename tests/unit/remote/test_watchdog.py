@@ -11,7 +11,7 @@ import pytest
 
 from metalserve.remote.host_lock import host_lock
 from metalserve.remote.releases import activate_release, stage_release
-from metalserve.remote.watchdog import Questions, Sample, Settings, Watchdog, parse_sample
+from metalserve.remote.watchdog import QUESTION, Questions, Sample, Settings, Watchdog, parse_sample
 
 UNIT = "vllm@tiny.service"
 # vLLM 0.32.0, shortened.
@@ -175,7 +175,9 @@ def test_the_question_is_one_token_with_the_key_and_ends_at_its_deadline(tmp_pat
             time.sleep(0.05)
         answered.set()
         server.shutdown()
-    assert seen == [("/v1/completions", "Bearer sk-1", {"model": "m", "prompt": "1", "max_tokens": 1})]
+    assert seen == [("/v1/completions", "Bearer sk-1", {"model": "m", "prompt": QUESTION, "max_tokens": 1})]
+    # More than one token with any tokenizer: one alone kills an engine (see QUESTION).
+    assert len(QUESTION.split()) > 1
 
 
 def test_a_pause_shorter_than_the_limit_starts_the_clock_anew(engine):
