@@ -111,7 +111,7 @@ def test_what_a_rollout_took_up_is_taken_back(world, host):
 def test_a_host_that_was_not_changed_is_left_alone(world, host):
     started = host.check_output("systemctl show vllm@tiny --property=ActiveEnterTimestamp")
     job = good(world.run("take back", artifacts={"serving_taken_up": {"another-host": {"tiny": "0" * 12}}}))
-    assert "The rollout took nothing up on this host." in job.stdout
+    assert "The rollout took nothing up on these hosts." in job.stdout
     assert host.check_output("systemctl show vllm@tiny --property=ActiveEnterTimestamp") == started
 
 

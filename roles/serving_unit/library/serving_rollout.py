@@ -18,9 +18,10 @@ options:
   state:
     description:
       - V(rolled_out) brings up O(releases). V(rolled_back) makes another release of O(deployment) current.
+        V(taken_back) does so for all of O(taken_up).
       - V(restarted) starts O(deployment) again. V(retired) stops it and keeps it from starting at boot.
     type: str
-    choices: [rolled_out, rolled_back, restarted, retired]
+    choices: [rolled_out, rolled_back, taken_back, restarted, retired]
     default: rolled_out
   releases:
     description: Releases to run, each with C(deployment), C(release_id) and C(files).
@@ -28,11 +29,15 @@ options:
     elements: dict
     default: []
   deployment:
-    description: The deployment, for all states but V(rolled_out).
+    description: The deployment, for V(rolled_back), V(restarted) and V(retired).
     type: str
   release_id:
     description: The release to go back to. Without it the last good one before the current one.
     type: str
+  taken_up:
+    description: With O(state=taken_back), the release that each deployment had before a rollout, by deployment.
+    type: dict
+    default: {}
   reason:
     description: Why a release is taken back, for the record.
     type: str
@@ -141,6 +146,10 @@ def outcomes_of(module: AnsibleModule, root: Path) -> list:
         return rollout.roll_out(items, retry_refused=wanted["retry_refused"])
     if wanted["state"] == "rolled_back":
         return [rollout.roll_back(wanted["deployment"], wanted["release_id"], wanted["reason"])]
+    if wanted["state"] == "taken_back":
+        return [
+            rollout.roll_back(name, former, wanted["reason"]) for name, former in sorted(wanted["taken_up"].items())
+        ]
     if wanted["state"] == "restarted":
         return [rollout.restart(wanted["deployment"])]
     return [retire(root, host, wanted["deployment"], purge=wanted["purge"], dry_run=module.check_mode)]
@@ -151,12 +160,13 @@ def main() -> None:
         argument_spec={
             "state": {
                 "type": "str",
-                "choices": ["rolled_out", "rolled_back", "restarted", "retired"],
+                "choices": ["rolled_out", "rolled_back", "taken_back", "restarted", "retired"],
                 "default": "rolled_out",
             },
             "releases": {"type": "list", "elements": "dict", "default": []},
             "deployment": {"type": "str"},
             "release_id": {"type": "str"},
+            "taken_up": {"type": "dict", "default": {}},
             "reason": {"type": "str", "default": "rolled back by hand"},
             "purge": {"type": "bool", "default": False},
             "retry_refused": {"type": "bool", "default": False},

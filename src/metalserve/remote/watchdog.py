@@ -34,8 +34,8 @@ REQUESTS = {
     "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
     "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
 }
-# Several tokens with any tokenizer: of a prompt of one, vLLM 0.32's kernel for the linear attention of hybrid models on a
-# CPU cannot tell the layout, and the engine dies ("causal_conv1d_fwd_cpu: expect x to be transposed").
+# Several tokens with any tokenizer: of a prompt of one, vLLM 0.32's kernel for the linear attention of hybrid models on
+# a CPU cannot tell the layout, and the engine dies ("causal_conv1d_fwd_cpu: expect x to be transposed").
 QUESTION = "1 2 3 4 5 6 7 8"
 _SAMPLE = re.compile(r"^([a-z_:]+)(?:\{[^\n]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 

@@ -12,7 +12,12 @@ from metalserve.errors import MetalserveError, Refusal
 DEFAULT_BATCHES = (1, "10%", "100%")
 DEFAULT_BATCHES_WITHOUT_GATEWAY = (1,)
 # What a person asks for of one deployment, and how it is told.
-ACTIONS = {"rolled_back": "takes {} back", "restarted": "restarts {}", "retired": "retires {}"}
+ACTIONS = {
+    "rolled_back": "takes {} back",
+    "taken_back": "takes a rollout back",
+    "restarted": "restarts {}",
+    "retired": "retires {}",
+}
 _PERCENT = re.compile(r"(\d{1,3})%")
 
 
@@ -40,7 +45,7 @@ def rollout_plan(
             least), or a mapping of those by model name, with `default` for the others.
         action: the state of `serving_rollout`: `rolled_out`, or one of `ACTIONS`, whose engines on hosts without the
             deployment are left alone. What is `retired` does not come back.
-        deployment: of which deployment, for `ACTIONS`.
+        deployment: of which deployment, for `ACTIONS`; `taken_back` has those that a rollout took up on each host.
 
     Returns:
         order (hosts that need no change, then those that change), batch_sizes (over `order`), batches (names of those
@@ -87,7 +92,9 @@ def rollout_plan(
         "what": f"{ACTIONS[action].format(deployment)} on {len(changing)} of {len(names)} hosts"
         if action in ACTIONS
         else f"changes {len(changing)} of {len(names)} hosts",
-        "lines": _lines(names, hosts, cut, healing, gateways, keep),
+        "lines": _lines(names, hosts, cut, healing, gateways, keep)
+        if names or action != "taken_back"
+        else ["The rollout took nothing up on these hosts."],
         "hosts": hosts,
     }
 
@@ -95,14 +102,14 @@ def rollout_plan(
 def _acting(
     names: Sequence[str], looks: Sequence[Sequence[Mapping[str, Any]]], deployment: str
 ) -> tuple[list[str], list[Sequence[Mapping[str, Any]]]]:
-    """The hosts that have the deployment.
+    """The hosts that have the deployment, or on which a rollout took something up.
 
     Raises:
-        Refusal: none has it.
+        Refusal: none has the deployment that was named.
         MetalserveError: one of them cannot do what is asked for, in its own words.
     """
     here = [(name, look) for name, look in zip(names, looks, strict=True) if any(_present(item) for item in look)]
-    if not here:
+    if not here and deployment:
         raise Refusal(
             found=f"none of these hosts has a deployment {deployment}: {', '.join(names)}",
             needed="one of those that playbooks/ops/releases.yml lists",

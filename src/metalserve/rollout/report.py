@@ -9,7 +9,13 @@ from typing import Any
 from jinja2 import Environment
 
 COLUMNS = ("host", "deployment", "from", "to", "state", "seconds", "gate", "gateway", "watched", "planned", "measured")
-_WORDS = {"rolled_out": "Rollout", "rolled_back": "Rollback", "restarted": "Restart", "retired": "Retirement"}
+_WORDS = {
+    "rolled_out": "Rollout",
+    "rolled_back": "Rollback",
+    "taken_back": "Taking back",
+    "restarted": "Restart",
+    "retired": "Retirement",
+}
 _TITLES = {"planned": "planned tokens", "measured": "measured tokens"}
 
 

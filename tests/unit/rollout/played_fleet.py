@@ -84,6 +84,8 @@ def rollout(machine: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, 
         wanted = machine["previous"]
     if arguments["state"] == "retired":
         wanted = None
+    if arguments["state"] == "taken_back":
+        wanted = arguments["taken_up"].get("tiny")
     fails = bool(machine.get("fails")) and not check
     if not check and wanted:
         machine["current"] = wanted
@@ -103,10 +105,12 @@ def rollout(machine: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, 
         "capacity": {},
         "endpoint": {} if check else ENDPOINT,
     }
+    # Of what was never taken up nothing is taken back.
+    outcomes = [] if arguments["state"] == "taken_back" and wanted is None else [outcome]
     return {
         "changed": True,
-        "outcomes": [outcome],
-        "ansible_facts": {"serving_rollout": {"state": arguments["state"], "check": check, "outcomes": [outcome]}},
+        "outcomes": outcomes,
+        "ansible_facts": {"serving_rollout": {"state": arguments["state"], "check": check, "outcomes": outcomes}},
         "taken_up": {},
         "lines": [],
         "failures": [] if outcome["ok"] else [outcome["message"]],

@@ -118,6 +118,28 @@ def test_a_rollback_goes_the_same_way(fleet):
     }  # fmt: skip
 
 
+def test_what_a_rollout_took_up_is_taken_back_the_same_way_and_nowhere_else(fleet):
+    output = fleet.run("take_back", serving_taken_up={"h2": {"tiny": "aaaa"}, "gone": {"tiny": "cccc"}})
+    assert fleet.rc == 0, output
+    assert fleet.of("h2") == through("h2", "taken_back")
+    assert fleet.of("h1") == fleet.of("h3") == []
+    assert "1. h2: tiny bbbb -> aaaa" in output
+    assert "Taking back done: 1 changed" in output
+    assert {name: host["current"] for name, host in fleet.state["hosts"].items()} == {
+        "h1": "bbbb", "h2": "aaaa", "h3": "bbbb",
+    }  # fmt: skip
+    assert fleet.drained() == {"g1": [], "g2": []}
+
+
+def test_where_a_rollout_took_nothing_up_nothing_is_done(fleet):
+    output = fleet.run("take_back", serving_taken_up={"gone": {"tiny": "cccc"}})
+    assert fleet.rc == 0, output
+    assert "The rollout took nothing up on these hosts." in output
+    looks = [f"serving_rollout {host} taken_back check" for host in HOSTS]
+    assert sorted(fleet.asked) == ["gateway_servers g1 looked", "gateway_servers g2 looked", *looks]
+    assert {host["current"] for host in fleet.state["hosts"].values()} == {"bbbb"}
+
+
 def test_what_is_retired_stays_out(fleet):
     output = fleet.run("retire", "--limit=h1")
     assert fleet.rc == 0, output
