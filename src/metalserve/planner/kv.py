@@ -14,10 +14,9 @@ from math import lcm
 from typing import Any
 
 from metalserve.errors import DoesNotFit, Refusal
-from metalserve.planner.shape import FULL, LINEAR, SLIDING, Shape, read_shape
+from metalserve.planner.shape import FULL, LINEAR, SLIDING, Shape, pipeline_layers, read_shape
 from metalserve.planner.units import ceil_div, gib
 from metalserve.planner.versions import VllmBehaviour, behaviour, check_version
-from metalserve.planner.weights import pipeline_layers
 
 # Names of `--kv-cache-dtype`; fp8 is fp8_e4m3 there.
 KV_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}

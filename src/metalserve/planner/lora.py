@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from metalserve.errors import Refusal
-from metalserve.planner.shape import Shape
+from metalserve.planner.shape import Shape, pipeline_stages
 from metalserve.planner.units import ceil_div
 
 # config/lora.py of vLLM 0.17 to 0.33, MaxLoRARanks.
@@ -90,10 +90,13 @@ def adapter_bytes(
     if adapters is None:
         return 0
     ranks = tensor_parallel_size * data_parallel_size
-    total = sum(
-        module.elements(adapters.rank)
-        for module in wrapped_modules(shape, tensor_parallel_size, ranks, expert_parallel, pipeline_parallel_size)
-        if adapters.modules is None or module.names & adapters.modules
+    total = max(
+        sum(
+            module.elements(adapters.rank)
+            for module in wrapped_modules(stage, tensor_parallel_size, ranks, expert_parallel)
+            if adapters.modules is None or module.names & adapters.modules
+        )
+        for stage in pipeline_stages(shape, pipeline_parallel_size)
     )
     return total * adapters.slots * _BYTES
 
@@ -126,21 +129,17 @@ def check_modules(key: str, adapter: str, names: Iterable[str], shape: Shape) ->
 
 
 def wrapped_modules(
-    shape: Shape, tp: int = 1, expert_ranks: int = 1, expert_parallel: bool = False, stages: int = 1
+    shape: Shape, tp: int = 1, expert_ranks: int = 1, expert_parallel: bool = False
 ) -> Iterator[Wrapped]:
-    """What the engine wraps on the fullest pipeline stage. Vocabulary tables are not split over the GPUs."""
-
-    def staged(layers: int) -> int:
-        return ceil_div(layers, stages)
-
+    """What the engine wraps. Vocabulary tables are not split over the GPUs."""
     yield Wrapped("embed_tokens", frozenset({"embed_tokens"}), shape.vocabulary, shape.hidden)
     yield Wrapped("lm_head", frozenset({"lm_head"}), shape.hidden, shape.vocabulary)
-    yield from _attention(shape, tp, staged(len(shape.layers) - shape.linear_layers))
-    yield from _gated_delta_net(shape, tp, staged(shape.linear_layers))
+    yield from _attention(shape, tp, len(shape.layers) - shape.linear_layers)
+    yield from _gated_delta_net(shape, tp, shape.linear_layers)
     if shape.dense_layers and shape.intermediate:
-        yield from _mlp(shape.hidden, shape.intermediate, tp, staged(shape.dense_layers))
+        yield from _mlp(shape.hidden, shape.intermediate, tp, shape.dense_layers)
     if shape.experts and shape.moe_layers:
-        yield from _experts(shape, tp, expert_ranks, expert_parallel, staged(shape.moe_layers))
+        yield from _experts(shape, tp, expert_ranks, expert_parallel, shape.moe_layers)
 
 
 def _attention(shape: Shape, tp: int, layers: int) -> Iterator[Wrapped]:

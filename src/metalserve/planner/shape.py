@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metalserve.errors import Refusal
@@ -119,7 +119,8 @@ class Shape:
     sliding_rotary_positions: int
     """Positions of a second rotary table, of the sliding-window layers."""
     intermediate: int
-    moe_layers: int
+    moe_at: tuple[int, ...]
+    """Places of the layers with experts, from 0."""
     attention_bias: bool
     query_norm: bool
     output_gate: bool
@@ -153,6 +154,11 @@ class Shape:
     def hybrid(self) -> bool:
         """Whether some layers keep a fixed state instead of keys and values."""
         return self.linear_layers > 0
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return len(self.moe_at)
 
     @property
     def dense_layers(self) -> int:
@@ -211,7 +217,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         rotary_positions=positions,
         sliding_rotary_positions=sliding_positions,
         intermediate=int(text.get("intermediate_size") or 0),
-        moe_layers=_moe_layers(text, layer_count) if experts else 0,
+        moe_at=_moe_at(text, layer_count) if experts else (),
         attention_bias=bool(text.get("attention_bias", architecture.startswith("Qwen2"))),
         query_norm=bool(text.get("use_qk_norm", architecture.startswith(("Qwen3", "Gemma3")))),
         output_gate=bool(text.get("attn_output_gate", architecture.startswith(("Qwen3Next", "Qwen3_5")))),
@@ -398,11 +404,32 @@ def _experts(text: Mapping[str, Any]) -> Experts | None:
     )
 
 
-def _moe_layers(text: Mapping[str, Any], count: int) -> int:
+def pipeline_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage: the remainder goes to the second-last stage and those before it.
+
+    Source: vllm/distributed/utils.py:get_pp_indices.
+    """
+    split = [layers // stages] * stages
+    for i in range(2, layers % stages + 2):
+        split[-i] += 1
+    return tuple(split)
+
+
+def pipeline_stages(shape: Shape, stages: int) -> Iterator[Shape]:
+    """The layers of each pipeline stage, as shapes of their own."""
+    begin = 0
+    for count in pipeline_layers(len(shape.layers), stages):
+        end = begin + count
+        experts = tuple(place - begin for place in shape.moe_at if begin <= place < end)
+        yield replace(shape, layers=shape.layers[begin:end], moe_at=experts)
+        begin = end
+
+
+def _moe_at(text: Mapping[str, Any], count: int) -> tuple[int, ...]:
     first_dense = int(text.get("first_k_dense_replace") or 0)
     dense = set(text.get("mlp_only_layers") or ())
     step = int(text.get("decoder_sparse_step") or 1)
-    return sum(1 for i in range(count) if i >= first_dense and i not in dense and (i + 1) % step == 0)
+    return tuple(i for i in range(count) if i >= first_dense and i not in dense and (i + 1) % step == 0)
 
 
 def _vision(config: Mapping[str, Any] | None, architecture: str, hidden: int) -> Vision | None:

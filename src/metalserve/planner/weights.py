@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from functools import lru_cache
 
 from metalserve.planner.safetensors import StoredBytes
-from metalserve.planner.shape import Experts, Shape, Vision
+from metalserve.planner.shape import Experts, Shape, Vision, pipeline_stages
 from metalserve.planner.units import ceil_div
 
 VOCABULARY_PADDING = 64
@@ -118,10 +118,17 @@ def weights(
             draft=draft,
         )
     expert_ranks = tensor_parallel_size * data_parallel_size
-    tensors = list(_text(shape, tensor_parallel_size, expert_ranks, expert_parallel, mxfp4))
-    text = _stage(tensors, pipeline_parallel_size)
+    last = pipeline_parallel_size - 1
+    text = [
+        [
+            tensor
+            for tensor in _text(stage, tensor_parallel_size, expert_ranks, expert_parallel, mxfp4)
+            if tensor.name not in _elsewhere(shape, first=number == 0, last=number == last)
+        ]
+        for number, stage in enumerate(pipeline_stages(shape, pipeline_parallel_size))
+    ]
     return Weights(
-        text_bytes=_sum(shape, text, fp8_marlin),
+        text_bytes=max(_sum(shape, tensors, fp8_marlin) for tensors in text),
         vision_bytes=0
         if text_only or not shape.vision
         else sum(t.elements * t.count * t.bytes_per_element for t in _vision(shape.vision, tensor_parallel_size)),
@@ -173,17 +180,6 @@ def bits_per_weight(shape: Shape, name: str, fp8_marlin: bool = False) -> float:
     return bits + ((scale + zero_points) / group if group else 0.0)
 
 
-def pipeline_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage: the remainder goes to the second-last stage and those before it.
-
-    Source: vllm/distributed/utils.py:get_pp_indices.
-    """
-    split = [layers // stages] * stages
-    for i in range(2, layers % stages + 2):
-        split[-i] += 1
-    return tuple(split)
-
-
 def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
     for pattern in patterns:
         leaf = pattern.split("layers.", 1)[-1].split(".", 1)[-1] if "layers." in pattern else pattern
@@ -201,27 +197,10 @@ def _sum(shape: Shape, tensors: list[Tensor], fp8_marlin: bool) -> int:
     return int(total)
 
 
-def _stage(tensors: list[Tensor], stages: int) -> list[Tensor]:
-    """The tensors of the fullest pipeline stage, taken as its share of every layer kind plus one vocabulary table."""
-    if stages == 1:
-        return tensors
-    kept = []
-    for tensor in tensors:
-        if tensor.name == "embed_tokens":
-            continue
-        if tensor.count > 1:
-            kept.append(
-                Tensor(
-                    tensor.name,
-                    tensor.elements,
-                    ceil_div(tensor.count, stages),
-                    tensor.linear,
-                    tensor.bytes_per_element,
-                )
-            )
-        else:
-            kept.append(tensor)
-    return kept
+def _elsewhere(shape: Shape, *, first: bool, last: bool) -> tuple[str, ...]:
+    """The vocabulary tables that this pipeline stage does not hold; one table for both ends is on both."""
+    table = () if first or (last and shape.tied_embeddings) else ("embed_tokens",)
+    return table if last else (*table, "lm_head")
 
 
 def _text(

@@ -25,9 +25,9 @@ from metalserve.planner.memory import (
     unprofiled_sampler_bytes,
 )
 from metalserve.planner.safetensors import stored_bytes
-from metalserve.planner.shape import read_shape
+from metalserve.planner.shape import pipeline_layers, pipeline_stages, read_shape
 from metalserve.planner.versions import behaviour
-from metalserve.planner.weights import bits_per_weight, mxfp4_storage, parameters, pipeline_layers, weights
+from metalserve.planner.weights import bits_per_weight, mxfp4_storage, parameters, weights
 
 GIB = 1 << 30
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "planner.md"
@@ -314,6 +314,32 @@ def test_expert_parallel_keeps_whole_experts():
 def test_pipeline_remainder_goes_to_the_second_last_stage():
     assert pipeline_layers(61, 4) == (15, 15, 16, 15)
     assert pipeline_layers(40, 2) == (20, 20)
+
+
+def test_the_fullest_stage_is_the_one_without_the_dense_layers():
+    """61 layers, the first 3 without experts: 31 + 30, and the second stage holds 30 of the 58 with experts."""
+    shape = shape_of("deepseek-v3")
+    first, last = pipeline_stages(shape, 2)
+    assert [(len(each.layers), each.moe_layers) for each in (first, last)] == [(31, 28), (30, 30)]
+    whole = weights(shape, tensor_parallel_size=8).text_bytes
+    # What is not of the last stage: 31 layers of the first, and its vocabulary table.
+    rest = weights(first, tensor_parallel_size=8).text_bytes - shape.vocabulary * shape.hidden * 2 // 8
+    assert weights(shape, tensor_parallel_size=8, pipeline_parallel_size=2).text_bytes == pytest.approx(
+        whole - rest, abs=100_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "stages"), [("qwen3.5-397b-a17b", 2), ("deepseek-v3", 4), ("llama-3.3-70b-instruct", 3)]
+)
+def test_stages_hold_every_layer_once(key, stages):
+    shape = shape_of(key)
+    parts = list(pipeline_stages(shape, stages))
+    assert tuple(layer for part in parts for layer in part.layers) == shape.layers
+    assert sum(part.moe_layers for part in parts) == shape.moe_layers
+    fullest = weights(shape, pipeline_parallel_size=stages).text_bytes
+    assert fullest >= weights(shape).text_bytes / stages
+    assert fullest < weights(shape).text_bytes / stages * 1.25
 
 
 def test_captured_sizes_of_the_started_engine():
